@@ -1,7 +1,6 @@
 """What each command prints, on which stream, and its exit code."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -107,7 +106,7 @@ def test_statements_are_prepared_unless_there_is_a_pooler(
         process = penstock.begin(*command.split(), option, **urls)
         if "run" in command:
             eventually(partial(has_effects, connection, before + 20), "all is applied", timeout_s=90)
-            os.kill(process.pid, signal.SIGTERM)
+            process.terminate()
         penstock.wait(process)
         counts.append(postgres_proxy.harmed)
 

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import psycopg
@@ -16,7 +18,8 @@ from sqlalchemy import create_engine, text
 from fixtures.constants import SetConstants
 from fixtures.damage import copy_data, restart, restore_data
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers, processes
-from penstock.errors import ServerUnavailable
+from penstock.embedded.embedded_server import Stoppable
+from penstock.errors import Refused, ServerUnavailable
 from penstock.testing import eventually
 
 
@@ -156,6 +159,54 @@ def test_an_invalid_setting_is_reported_in_postgres_own_words(tmp_path: Path) ->
     with pytest.raises(ServerUnavailable, match="invalid value for parameter"):
         server.start()
     server.remove()
+
+
+@pytest.mark.parametrize("end", ["start", "stop", "remove"])
+def test_a_server_that_failed_to_start_or_has_ended_leaves_its_directory_to_another(
+    tmp_path: Path, set_constants: SetConstants, end: str
+) -> None:
+    set_constants("embedded.directories", GRACE_S=0.0)
+    server = EmbeddedRedis(tmp_path, settings={"maxmemory-policy": "wrong"} if end == "start" else {})
+    if end == "start":
+        with pytest.raises(ServerUnavailable, match="does not start"):
+            server.start()
+    else:
+        server.start()
+        getattr(server, end)()
+    assert not server.is_running()
+
+    with EmbeddedRedis(tmp_path) as another:
+        assert another.is_running()
+
+
+class Part(Stoppable):
+    """A server that may fail to start or to stop."""
+
+    def __init__(self, starts: BaseException | None, stops: BaseException | None = None) -> None:
+        self.runs, self._starts, self._stops = False, starts, stops
+
+    def start(self) -> None:
+        if self._starts is not None:
+            raise self._starts
+        self.runs = True
+
+    def stop(self) -> None:
+        self.runs = False
+        if self._stops is not None:
+            raise self._stops
+
+
+@pytest.mark.parametrize(
+    "error", [ServerUnavailable("away"), Refused("a link"), FileNotFoundError("no program"), KeyboardInterrupt()]
+)
+def test_both_servers_run_or_neither(tmp_path: Path, error: BaseException) -> None:
+    """Whatever ends the start of the second, or its end."""
+    pair: Any = EmbeddedServers(tmp_path)
+    for postgres, valkey in ((Part(error), Part(None)), (Part(None), Part(error)), (Part(None), Part(None, error))):
+        pair.postgres, pair.redis = postgres, valkey
+        with pytest.raises(type(error)), ExitStack() as stack:
+            stack.enter_context(pair)
+        assert (postgres.runs, valkey.runs) == (False, False)
 
 
 def test_redis_keeps_its_url_and_data_across_sigkill_and_restart(valkey: EmbeddedRedis) -> None:

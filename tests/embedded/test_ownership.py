@@ -3,13 +3,14 @@
 import os
 import stat
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from fixtures.command_line import CommandLine
 from penstock.embedded import EmbeddedRedis, EmbeddedServers
-from penstock.embedded.directories import make_private, read_own
+from penstock.embedded.directories import make_private, private_socket_directory, read_own
 from penstock.errors import Refused, ServerUnavailable
 
 SOMEBODY = 12345
@@ -117,6 +118,22 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, bare: CommandL
     done = bare("init", "--data-directory", str(tmp_path / "file" / "below"))
     assert done.returncode == 3
     assert "--data-directory" in done.stderr
+
+
+class Owner:
+    """Owns a directory of sockets."""
+
+
+def test_a_directory_of_sockets_goes_with_its_owner_and_not_with_a_fork_of_it() -> None:
+    owners = [Owner()]
+    directory = private_socket_directory(owners[0], None)
+    child = get_context("fork").Process(target=owners.clear)
+    child.start()
+    child.join()
+
+    assert (child.exitcode, directory.is_dir()) == (0, True)
+    owners.clear()
+    assert not directory.exists()
 
 
 def test_a_missing_file_reads_as_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
 from penstock.operating.tracing.story import Diagnosis
+from penstock.operating.worker_sessions import APPLICATION, WorkerSession
 from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -153,6 +154,19 @@ def test_who_holds_the_lock_is_named(
     assert named.fix == f"end it in its application, or SELECT pg_terminate_backend({blocker.pid})"
     assert not any("more processes" in each.fix for each in advice)
     assert "s3cret" not in f"{found} {cause} {advice} {shown}"
+
+
+@pytest.mark.parametrize("length", [1, 45, 46, 63])
+def test_a_session_belongs_to_the_consumer_whose_name_it_has_as_far_as_postgres_keeps_it(
+    connection: Connection, length: int
+) -> None:
+    name = "r" * length
+    [(kept,)] = connection.execute("SELECT set_config('application_name', %s, false)", [f"{APPLICATION}{name}"])
+    session = WorkerSession(kept, 1, "handler", None)
+
+    assert session.belongs_to(name)
+    assert session.belongs_to(f"{name}r") is (len(kept) == 63)
+    assert not session.belongs_to(f"x{name[1:]}")
 
 
 def lock_too(connection: psycopg.Connection) -> None:

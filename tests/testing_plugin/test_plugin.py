@@ -6,6 +6,8 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zipfile import ZipFile
 
 import psycopg
@@ -141,11 +143,17 @@ def test_the_fixtures_say_what_they_lack(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [pytest_penstock.DATABASE_URL, pytest_penstock.REDIS_URL])
-def test_an_empty_url_starts_no_server_of_our_own(
-    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, option: str
+def test_a_url_of_the_environment_comes_before_that_of_the_configuration_and_is_not_empty(
+    monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     variable = pytest_penstock._variable(option)
-    monkeypatch.setenv(variable, "")
-
-    with pytest.raises(pytest.fail.Exception, match=f"{variable} is empty"):
-        pytest_penstock._given(pytestconfig, option)
+    for configured in ("", "configured"):
+        configuration: Any = SimpleNamespace(getini={option: configured}.__getitem__)
+        monkeypatch.setenv(variable, "given")
+        assert pytest_penstock._given(configuration, option) == "given"
+        monkeypatch.delenv(variable)
+        assert pytest_penstock._given(configuration, option) == (configured or None)
+        for empty in ("", " "):
+            monkeypatch.setenv(variable, empty)
+            with pytest.raises(pytest.fail.Exception, match=f"{variable} is empty"):
+                pytest_penstock._given(configuration, option)

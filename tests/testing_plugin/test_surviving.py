@@ -330,6 +330,7 @@ DIFFERING: dict[str, tuple[Counter[Any], str]] = {
     "a row less": (ONE.rows - Counter({("1", "a"): 1}), "one lacks {'id': '1', 'n': 'a'}"),
     "one of two that are alike": (ONE.rows - Counter({("2", "b"): 1}), "one lacks {'id': '2', 'n': 'b'}"),
     "a row twice": (ONE.rows + Counter({("1", "a"): 1}), "one has {'id': '1', 'n': 'a'}"),
+    "a row twice, with another value": (ONE.rows + Counter({("1", "c"): 1}), "one has {'id': '1', 'n': 'c'}"),
     "a value": (
         ONE.rows - Counter({("1", "a"): 1}) + Counter({("1", "c"): 1}),
         "one has {'id': '1', 'n': 'c'}, and lacks {'id': '1', 'n': 'a'}",

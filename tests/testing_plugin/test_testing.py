@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
 from fixtures.constants import SetConstants
-from penstock import Ick, Log, Pipeline, Snooze, mark_dirty, stage
+from penstock import Ick, Log, Pipeline, Queue, Snooze, mark_dirty, stage
 from penstock.database.connections import connect_postgres
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DeclarationError, InvalidRecord, SchemaMissing
@@ -24,7 +24,7 @@ from penstock.schema.initialise import initialise
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job, make_record, staged
 from penstock.testing.databases import TemplateDatabases, delete_keys
 
-RIDES = Log("rides", shards=4)
+RIDES, JOBS = Log("rides", shards=4), Queue("jobs")
 
 
 def test_a_record_has_defaults() -> None:
@@ -149,6 +149,38 @@ def test_marked_members_are_staged_too(application: Engine) -> None:
         mark_dirty(session, to=index, members=[1, 2])
 
         assert assert_staged(session, to=index, key=2).action == "dirty"
+
+
+@pytest.mark.parametrize(
+    ("to", "tenant", "key", "found"),
+    [
+        (JOBS, None, "b", {1}),
+        (JOBS, None, "a", set()),
+        (JOBS, "a", None, {1, 2}),
+        (JOBS, "a", "b", {1}),
+        (JOBS, "b", None, {3}),
+        (JOBS, "b", "b", set()),
+        ("jobs", "a", "b", {1}),
+        ("jobs", "b", None, {3}),
+        (None, "a", "b", {1}),
+        ("rides", None, "b", {4}),
+        (None, None, "b", {3, 4}),
+    ],
+)
+def test_a_record_of_a_queue_is_found_by_its_tenant_and_by_its_key(
+    application: Engine, to: Queue | str | None, tenant: str | None, key: str | None, found: set[int]
+) -> None:
+    """Its key is not mistaken for a tenant, but where neither a queue nor a tenant is named."""
+    with Session(application) as session:
+        Pipeline([JOBS, RIDES]).attach(session)
+        stage(session, to=JOBS, tenant="a", key="b", action="do", object="job", data=1)
+        stage(session, to=JOBS, tenant="a", action="do", object="job", data=2)
+        stage(session, to=JOBS, tenant="b", action="do", object="job", data=3)
+        stage(session, to=RIDES, key="b", action="rated", object="ride", data=4)
+
+        for number in range(1, 5):
+            check = assert_staged if number in found else assert_not_staged
+            check(session, to=to, tenant=tenant, key=key, data=number)
 
 
 def test_the_schema_is_that_of_the_sessions_pipeline(application: Engine, database_url: str) -> None:

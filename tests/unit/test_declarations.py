@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -132,6 +134,26 @@ def test_names_are_unique_in_a_pipeline() -> None:
     pipeline.consumer(reads=RIDES)(handle)
     with pytest.raises(DeclarationError, match="declared twice"):
         pipeline.consumer(reads=RIDES)(handle)
+
+
+RECONCILED: list[tuple[dict[str, Any], str | None]] = [
+    *(({"tolerance": {"w": 1, "v": by}}, "tolerance of v is .*; it takes 0 or more") for by in (nan, -0.1, -inf)),
+    *(({"tolerance": {"v": by}}, None) for by in (0, 0.0, 5e-324, 1, inf)),
+    *(({part: ["v", name]}, "is no name of a column") for part in ("key", "columns") for name in ("", "a\0b", 3)),
+    *(({"tolerance": {name: 1}}, "is no name of a column") for name in ("", "a\0b", 3)),
+    ({"key": ["b", "a"], "columns": ["c", "b"]}, "column b is in key"),
+    ({"key": ["b", "a"], "tolerance": {"a": 1}}, "column a is in key"),
+    ({"key": [], "columns": ["a"], "tolerance": {"a": 1}}, None),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), RECONCILED)
+def test_a_reconciliation_that_cannot_work_is_refused(options: dict[str, Any], reason: str | None) -> None:
+    pipeline = Pipeline([RIDES])
+    pipeline.consumer(reads=RIDES, name="reader")(handle)
+    arguments: dict[str, Any] = {"of": "reader", "state": "public.s", "key": "id", **options}
+    with nullcontext() if reason is None else pytest.raises(DeclarationError, match=reason):
+        pipeline.reconciliation(**arguments)(lambda _: "SELECT 1")
 
 
 def test_channels_compare_by_value() -> None:

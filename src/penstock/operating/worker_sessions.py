@@ -63,7 +63,7 @@ class WorkerSession:
 
     def belongs_to(self, consumer: str) -> bool:
         """True if this is a session of a consumer."""
-        return self.application == f"{APPLICATION}{consumer}".encode()[:63].decode(errors="ignore")
+        return self.application == f"{APPLICATION}{consumer}"[:63]
 
     def __str__(self) -> str:
         """A description, to follow the consumer's name."""
