@@ -3,9 +3,10 @@
 The addresses are those of the console's own routes: one that is added has to be added to ``EXAMPLES``.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
@@ -251,9 +252,11 @@ def made_console(
 
 
 @pytest.fixture
-def client(made_console: Console) -> Iterator[TestClient]:
-    with TestClient(made_console, base_url="http://console", follow_redirects=False) as made:
-        yield made
+def get(made_console: Console) -> Iterator[Callable[[str], httpx.Response]]:
+    """Asks in one event loop, in this thread."""
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(made_console), base_url="http://console")
+    with asyncio.Runner() as runner:
+        yield lambda address: runner.run(client.get(address))
 
 
 def list_addresses(console: Any, state: State) -> Iterator[tuple[str, str, str]]:
@@ -291,7 +294,7 @@ def check_answer(address: str, answer: httpx.Response, who: str) -> None:
 
 
 def test_every_address_answers_every_visitor_in_every_state(
-    state: State, made_console: Console, visitors: Visitors, client: TestClient
+    state: State, made_console: Console, visitors: Visitors, get: Callable[[str], httpx.Response]
 ) -> None:
     expected: dict[tuple[str, str], int] = {}
     found: dict[tuple[str, str], int] = {}
@@ -302,7 +305,7 @@ def test_every_address_answers_every_visitor_in_every_state(
         for number, (route, path, address) in enumerate(list_addresses(made_console, state)):
             if state is not STATES["hostile"] and who == ("sees", "reads")[number % 2]:
                 continue  # the other one asks
-            answer = client.get(address)
+            answer = get(address)
             check_answer(address, answer, who)
             found[who, address] = answer.status_code
             expected[who, address] = state.find_status(route, path)
