@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.damaged_entries import Fields, mutate, rewrite, zstd_frame
 from fixtures.flow import stage_rows
+from fixtures.libraries import Zstandard
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
 from penstock.batches.columns import MAX_BYTES, Columns
@@ -24,7 +25,7 @@ from penstock.clients import LogReader
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
-from penstock.errors import DamagedEntry, ForeignLog
+from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.tracing.causes import trace
 from penstock.records import Offset, Record, Shard, ShardName
@@ -135,6 +136,32 @@ def test_a_follower_takes_as_many_compressed_entries_at_once_as_there_is_memory_
     with memory_limit():
         found = parse_leading(SHARD, entries)
     assert found.offsets == [1, 2, 3, 4]
+
+
+UNREADABLE: dict[str, tuple[Fields, type[Exception]]] = {
+    "a compressed one without the library": (pack(ROWS, "zstd", last=9), CodecMissing),
+    "a damaged one": (pack(ROWS, last=9) | {b"keys": b""}, DamagedEntry),
+    "one of somebody else's": ({b"somebody": b"else"}, ForeignLog),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_follower_takes_what_comes_before_an_entry_that_it_cannot_read(
+    kind: str, before: int, zstandard: Zstandard
+) -> None:
+    zstandard.remove()
+    fields, error = UNREADABLE[kind]
+    readable = [(b"%d-0" % i, pack(ROWS[:1], last=i)) for i in range(1, before + 1)]
+    entries = [*readable, (b"9-0", fields), (b"10-0", pack(ROWS[:1], last=10))]
+
+    if before:
+        assert parse_leading(SHARD, entries).offsets == [*range(1, before + 1)]
+    else:
+        with pytest.raises(error):
+            parse_leading(SHARD, entries)
+    with pytest.raises(error):
+        parse_entries(SHARD, entries)
 
 
 ENTRIES, EACH = 40, 5

@@ -19,6 +19,7 @@ from fixtures.constants import SetConstants
 from fixtures.flow import running
 from penstock import Job, Log, Pipeline, Queue, Unique
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.statements import statements
 from penstock.declaring.schedules import MAX_AT_ONCE, MAX_CATCH_UP, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.operating.channels import retire_channel
@@ -264,6 +265,30 @@ def test_a_changed_schedule_holds_from_the_next_start_and_an_old_release_leaves_
     with Streamer(declare("2h"), database_url, redis_url) as again:  # the same: it goes on
         again.drain()
         assert len(slots(connection)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "begins_anew"),
+    [({}, False), ({"digest": "e"}, False)]
+    + [({name: value}, True) for name, value in {"channel": "q", "every": "2h", "timezone": "Europe/Berlin"}.items()],
+)
+def test_a_schedule_begins_anew_with_other_times_or_another_queue_and_is_taken_as_it_is_declared(
+    changed: dict[str, str], *, begins_anew: bool, connection: Connection
+) -> None:
+    sql = statements("penstock.streaming", "penstock")
+    before = {"name": "s", "channel": "jobs", "every": "1h", "timezone": "UTC", "digest": "d"}
+    after, then, now = before | changed, at("2026-01-01T00:00"), at("2026-01-02T00:00")
+    connection.execute(sql["declare_schedule"], before | {"next_at": then})
+    connection.execute(sql["declare_schedule"], after | {"next_at": now})
+
+    columns = "name, channel, every, timezone, digest, next_at"
+    expected = (*after.values(), now if begins_anew else then)
+    assert connection.execute(f"SELECT {columns} FROM penstock.schedules".encode()).fetchall() == [expected]
+    for declared in (before, after):
+        taken = [row[0] for row in connection.execute(sql["take_schedule"], declared)]
+        assert taken == ([expected[-1]] if declared == after else [])
+    make_due(connection, "-1 minute")
+    assert connection.execute(sql["take_schedule"], after).fetchall() == []
 
 
 def test_a_schedule_that_another_release_has_left_is_taken_over_once_it_is_late(

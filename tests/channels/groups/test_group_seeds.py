@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import combinations_with_replacement
 from random import Random
 from time import monotonic
 from typing import Any
@@ -277,17 +278,25 @@ def test_what_is_due_again_comes_in_the_order_of_offsets(
     assert offsets(group.read()) == [1, 2, 3]
 
 
-def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(work: GroupedLog, reader: Reader) -> None:
+def test_offsets_and_ranges_are_acknowledged_and_unknown_ones_ignored(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
     work.append(9)
     group = reader(retry_s=60)
     group.read(8)
 
     assert group.acknowledge_offsets(0, 2, (4, 6), 77, (500, 10**15)) == 4
     assert group.acknowledge_offsets(0, 2, (6, 7)) == 1
-    assert group.acknowledge_offsets(0, (2, 7)) == 1, "a range longer than what is pending ends, too"
-    assert group.acknowledge_offsets(0, (1, 10**15)) == 2
-    state, *_ = group.states().values()
-    assert (state.pending, state.next_offset) == (0, 9)
+    assert group.acknowledge_offsets(0, (1, 10**15)) == 3
+    for first, last in combinations_with_replacement(range(1, 10), 2):  # shorter and longer than what is pending
+        group.rewind(0, 1)
+        group.read(8)
+        group.acknowledge_offsets(0, 2, (4, 6))
+        acknowledged = len({1, 3, 7, 8}.intersection(range(first, last + 1)))
+        assert group.acknowledge_offsets(0, (first, last)) == acknowledged
+        state, *_ = group.states().values()
+        assert (state.pending, state.next_offset) == (4 - acknowledged, 9)
+        assert redis_client.hlen(f"{CURSOR}:pending") == state.pending
 
 
 def test_any_records_of_any_shards_are_acknowledged_in_any_order_and_each_once(
