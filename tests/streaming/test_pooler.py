@@ -1,6 +1,7 @@
 """A real pooler in transaction mode between Penstock and Postgres: it changes the session with every transaction."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -11,9 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.flow import running, stage_rows
+from fixtures.proxy import Harm, Proxy, behind
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.consuming.worker_kinds import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.engines import inline
 from penstock.operating.doctor.check import CheckContext
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.records import DEFAULT_SCOPE, Record
@@ -83,6 +86,25 @@ def test_a_whole_pipeline_works_behind_a_pooler_with_the_default_settings(
             eventually(lambda n=number: seen() > n * 100, "records flow again", timeout_s=90)  # type: ignore[misc]
         eventually(lambda: seen() == 2000, "all of them arrive", timeout_s=90)
     assert connection.execute("SELECT FROM penstock.dead_letters").fetchall() == []
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_a_run_has_the_driver_prepare_statements_only_if_it_may(
+    connection: Connection, database_url: str, redis_url: str, postgres_proxy: Proxy, *, prepare: bool
+) -> None:
+    """Of the streamer, and of a worker of each kind; behind a pooler that is not noticed, too."""
+    connection.execute("CREATE TABLE public.seen (by text, key text, PRIMARY KEY (by, key))")
+    postgres_proxy.harm(b"_pg3_", Harm.LOSE_REQUEST)
+    run = partial(inline.run, declare(), behind(postgres_proxy, database_url), redis_url, prepare=prepare)
+
+    def has_seen(count: int) -> bool:
+        return connection.execute("SELECT count(*) FROM public.seen").fetchall() == [(count,)]
+
+    with running(lambda stop: run(stop=stop)):
+        for number in range(1, 6):
+            connection.execute(STAGE, {"prefix": f"{number} "})
+            eventually(lambda n=number: postgres_proxy.harmed or has_seen(n * 100), "records flow")  # type: ignore[misc]
+    assert postgres_proxy.harmed == prepare
 
 
 def test_the_doctor_limits_its_own_statements_and_nobody_elses(

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.channels.queue.queue_messages import Message
 from penstock.channels.queue.shard import QueueShape, TakenMessages, worker_name
-from penstock.clients.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, Held, LeaseBook, pause_s
+from penstock.clients.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, Held, LeaseBook, ProcessLeases, pause_s
 from penstock.clients.queue.rounds import CLUSTER_POLL_S, LEFT_OUT_S, MAX_WAIT_S, ReaderOptions, Rounds
 from penstock.errors import ForeignQueue, InvalidMessage, PenstockError, ServerUnavailable
 
@@ -213,6 +213,13 @@ def test_leases_are_extended_while_their_work_is_within_its_limit_and_they_are_o
 
     assert book.to_extend() == {3: [held["new"]], 4: [held["long"]]}
     assert [each.message.id for each in book.all()] == ["new", "long", "hung", "stale"]
+    process, other = ProcessLeases(), LeaseBook(limit_s=LONG_S)
+    for each in (book, other):
+        process.add(each)
+    other.add([held["removed"]])
+    assert ([each.message.id for each in process.held()], process.readers) == (["new", "long", "hung", "removed"], 2)
+    process.remove(book)
+    assert (process.held(), process.readers) == ([held["removed"]], 1)
 
 
 def test_a_worker_has_a_name_that_no_other_has() -> None:
