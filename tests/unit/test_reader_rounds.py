@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.channels.queue.queue_messages import Message
-from penstock.channels.queue.shard import QueueShape, TakenMessages, worker_name
-from penstock.clients.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, Held, LeaseBook, ProcessLeases, pause_s
+from penstock.channels.queue.shard import Company, QueueShape, TakenMessages, worker_name
+from penstock.clients.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, PROCESS, Held, LeaseBook, ProcessLeases, pause_s
 from penstock.clients.queue.rounds import CLUSTER_POLL_S, LEFT_OUT_S, MAX_WAIT_S, ReaderOptions, Rounds
 from penstock.errors import ForeignQueue, InvalidMessage, PenstockError, ServerUnavailable
 
@@ -220,6 +221,31 @@ def test_leases_are_extended_while_their_work_is_within_its_limit_and_they_are_o
     assert ([each.message.id for each in process.held()], process.readers) == (["new", "long", "hung", "removed"], 2)
     process.remove(book)
     assert (process.held(), process.readers) == ([held["removed"]], 1)
+
+
+@pytest.mark.parametrize(
+    ("isolates", "shards", "others", "company"),
+    [
+        (False, 1, 1, None),
+        (True, 1, 0, Company(1, may_get_others=False)),
+        (True, 1, 1, Company(2, may_get_others=True)),
+        (True, 2, 0, Company(1, may_get_others=True)),
+    ],
+)
+def test_a_shard_is_told_what_a_process_has_whose_messages_may_end_it(
+    shards: int, others: int, company: Company | None, *, isolates: bool
+) -> None:
+    rounds = replace(make_rounds(shards=shards), options=ReaderOptions(isolates=isolates))
+    books = [rounds.book, *(LeaseBook(limit_s=LONG_S) for _ in range(others))]
+    shard: Any = SimpleNamespace(number=0, take=lambda *_, company, **__: company)
+    for book in books:
+        PROCESS.add(book)
+        book.add([make_held(), make_held(message=replace(MESSAGE, id="stale"), is_stale=True)])
+    told: Any = rounds.take(shard, 1)
+    for book in books:
+        PROCESS.remove(book)
+
+    assert told == company
 
 
 def test_a_worker_has_a_name_that_no_other_has() -> None:

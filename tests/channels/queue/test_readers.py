@@ -13,7 +13,9 @@ from fixtures.constants import SetConstants
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage, inspection
+from penstock.channels.queue.queue_messages import Message
 from penstock.clients import FairQueue
+from penstock.clients.queue.leases import PROCESS, Held, LeaseBook
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
@@ -52,9 +54,9 @@ def test_messages_of_one_shard_come_though_another_one_fails(redis_proxy: Proxy,
             reader = FairQueue(client, "jobs", shards=4).reader()
             got = reader.read(1)
             redis_proxy.harm(APPEND, Harm.LOSE_REPLY, skip=2)
-            for _ in range(3):
+            for most in (100, 1, 100, 100):
                 try:
-                    got += reader.read(100)
+                    got += reader.read(most)
                 except ServerUnavailable:
                     continue
             held = {each.message.id for each in reader._book.all()}
@@ -85,6 +87,38 @@ def test_a_lease_of_a_closed_reader_is_stale_without_asking(queue: FairQueue, re
     calls = redis_client.info("stats")["total_commands_processed"]
     assert not lease.confirm()
     assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question
+
+
+def test_beside_a_message_that_is_to_be_alone_no_reader_of_the_process_takes_another(queue: FairQueue) -> None:
+    """Until its lease has ended."""
+    queue.write("t", "x")
+    readers, message = PROCESS.readers, Message(0, "1", "t", "", 1, 0, 0, b"", "", is_alone=True)
+    other, alone = LeaseBook(limit_s=1000.0), Held(message, "token", monotonic())
+    other.add([alone])
+    with queue.reader(isolates=True) as reader:
+        PROCESS.add(other)
+        assert reader.read() == []
+        alone.is_stale = True
+        assert len(reader.read()) == 1
+    PROCESS.remove(other)
+
+    assert PROCESS.readers == readers
+
+
+def test_a_lease_whose_work_takes_longer_than_it_may_is_stale_without_asking(
+    queue: FairQueue, redis_client: redis.Redis
+) -> None:
+    queue.write("t", "x")
+    with queue.reader(limit_s=100.0) as reader:
+        [lease] = reader.read()
+        calls = redis_client.info("stats")["total_commands_processed"]
+        lease.held.begun_at -= 101.0
+        assert not lease.confirm()
+        assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question
+        lease.held.begun_at += 2.0
+        assert lease.confirm()
+        queue.delete("t", [lease.message.id])
+        assert (lease.confirm(), lease.held.is_stale) == (False, True)
 
 
 def test_confirming_extends_a_lease_of_which_half_is_over(queue: FairQueue, redis_client: redis.Redis) -> None:
@@ -119,6 +153,9 @@ def test_without_redis_a_lease_is_known_to_last_for_half_of_its_time(redis_proxy
                 assert lease.confirm() == is_held
             redis_proxy.heal()
             assert lease.confirm()
+            redis_proxy.refuse()
+            assert lease.confirm(), "it was extended"
+            redis_proxy.heal()
 
 
 def test_a_reader_that_is_dropped_without_being_closed_keeps_no_lease_alive(queue: FairQueue) -> None:
