@@ -14,6 +14,7 @@ from fixtures.flow import running
 from penstock import Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.database.statements import statements
 from penstock.observer import TroubleReport
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.streaming import Streamer
@@ -106,6 +107,33 @@ def test_a_halt_that_comes_back_is_told_again(
     watch.look()
 
     assert ("halted", "halts", 1) in kinds(reported)
+
+
+def test_a_report_is_forgotten_once_its_trouble_has_ended(connection: Connection) -> None:
+    """Each is told from those of other kinds, consumers and shards."""
+    held = {"a": ("why", None), "b": (None, "why"), "c": (None, None)}
+    for consumer, why in held.items():
+        connection.execute(
+            'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted, waiting) '
+            "VALUES (%s, 'things', 0, 0, 1, %s, %s)",
+            [consumer, *why],
+        )
+    connection.execute("INSERT INTO penstock.stopped_shards VALUES ('things', 0, 'why')")
+    remain = {
+        "halted": {"a things 0"},
+        "waiting": {"b things 0"},
+        "stopped": {"things 0"},
+        "dead-lettered": {"a things", "b things", "c things"},
+    }
+    subjects = ["things 0", "things 1", *(f"{each} things{shard}" for each in "abcd" for shard in ("", " 0", " 1"))]
+    with connection.cursor() as cursor:
+        rows = [(kind, subject, "why") for kind in remain for subject in subjects]
+        cursor.executemany("INSERT INTO penstock.troubles (kind, subject, detail) VALUES (%s, %s, %s)", rows)
+
+    connection.execute(statements("penstock.streaming", "penstock")["forget_troubles"])
+
+    left = connection.execute("SELECT kind, subject FROM penstock.troubles").fetchall()
+    assert {*left} == {(kind, subject) for kind, some in remain.items() for subject in some}
 
 
 def test_what_could_not_be_told_is_told_by_the_next_process(
