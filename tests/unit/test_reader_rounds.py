@@ -232,7 +232,7 @@ def test_leases_are_extended_while_their_work_is_within_its_limit_and_they_are_o
         (True, 2, 0, Company(1, may_get_others=True)),
     ],
 )
-def test_a_shard_is_told_what_a_process_has_whose_messages_may_end_it(
+def test_a_shard_knows_what_a_process_has_whose_messages_may_end_it(
     shards: int, others: int, company: Company | None, *, isolates: bool
 ) -> None:
     rounds = replace(make_rounds(shards=shards), options=ReaderOptions(isolates=isolates))
@@ -241,11 +241,11 @@ def test_a_shard_is_told_what_a_process_has_whose_messages_may_end_it(
     for book in books:
         PROCESS.add(book)
         book.add([make_held(), make_held(message=replace(MESSAGE, id="stale"), is_stale=True)])
-    told: Any = rounds.take(shard, 1)
+    passed: Any = rounds.take(shard, 1)
     for book in books:
         PROCESS.remove(book)
 
-    assert told == company
+    assert passed == company
 
 
 def test_a_worker_has_a_name_that_no_other_has() -> None:
