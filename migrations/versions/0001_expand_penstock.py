@@ -498,6 +498,7 @@ CREATE FUNCTION {schema}.stage_record(
 )
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 AS $penstock$
 #variable_conflict use_variable
 DECLARE

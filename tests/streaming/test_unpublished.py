@@ -178,6 +178,8 @@ def test_batches_are_what_the_journal_names_from_any_offset_on(
 
 
 @settings(max_examples=60)
+@example(World([Record()] * 3, [1, 2, 3], [1, 1], lost=1), 1, 9, BATCH_BYTES)
+@example(World([Record()] * 5, [*range(5)], [1, 2], lost=1), 2, 9, BATCH_BYTES)
 @given(world=worlds(damaged=True), **READS)
 def test_nothing_comes_after_what_the_journal_or_the_table_lacks(
     connection: Connection, set_constants: SetConstants, world: World, after: int, most: int, size: int

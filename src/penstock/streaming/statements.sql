@@ -400,6 +400,15 @@ FROM (
 WHERE coalesce(bytes_before, 0) < %(bytes)s
 HAVING count(*) > 0;
 
+-- :name journal_goes_back
+-- True if the journal has an offset of the shard up to the tail: then what is missing after it was not removed by retention, which
+-- removes the oldest.
+SELECT EXISTS (
+    SELECT
+    FROM {schema}.journal
+    WHERE channel = %(channel)s AND shard = %(shard)s AND first_offset <= %(tail)s
+);
+
 -- :name prepare_retention
 -- Bounds how long others wait for a retention that is suspended while it holds the channel: the server ends its
 -- transaction after 10 s.

@@ -114,6 +114,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
                 fitting[shard] = 2 * records
             found: list[Batch] = []
             with isolated(shard, on_unusable):
+                row = None if _is_behind_hole(connection, sql["journal_goes_back"], shard, after, row) else row
                 read = _check(shard, after, row, target[shard], may_be_gone=shard.channel in queues)
                 found.append(_make_batch(shard, after, read, epoch))
             lacking.extend((shard, batch.last) for batch in found if batch.last < target[shard])
@@ -126,6 +127,17 @@ class _BytesLoader(Loader):
 
     def load(self, data: Buffer) -> bytes:
         return bytes(data)
+
+
+def _is_behind_hole(
+    connection: Connection, statement: bytes, shard: ShardName, after: Offset, row: tuple[Any, ...] | None
+) -> bool:
+    """True if a batch begins later than the tail although the journal has what comes before it."""
+    if row is None or row[0] == after + 1:
+        return False
+    where = {"channel": shard.channel, "shard": shard.shard, "tail": after}
+    [(goes_back,)] = connection.execute(statement, where).fetchall()
+    return bool(goes_back)
 
 
 def _check(
