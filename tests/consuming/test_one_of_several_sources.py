@@ -1,6 +1,7 @@
 """One consumer reads the logs of several databases, and its own database has its effects and its checkpoints."""
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from fixtures.application import Ride
 from fixtures.command_line import CommandLine, load_settings
+from fixtures.constants import SetConstants
 from fixtures.crash_points import at_crash_points
 from fixtures.flow import retain_now, running
+from fixtures.intervals import take_for_fast
 from fixtures.postgres import engine_url
 from fixtures.sources import Backup, MakeDatabase, Regions, Source, declare_totals, keys
 from penstock import Ick, Log, Pipeline, stage
@@ -496,6 +499,27 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions, redis
     assert regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL") == []
     assert noted <= {*regions.eu.rows(JOURNALED)}
     assert len(noted) > 6
+
+
+def test_a_checkpoint_keeps_its_record_when_shards_are_applied_together(
+    regions: Regions, set_constants: SetConstants
+) -> None:
+    set_constants("consuming.log.log_worker", TOGETHER_S=math.inf)
+    passed: list[str] = []
+    for source in (regions.us, regions.eu):
+        source.stream()
+    with regions.worker() as worker:
+        assert worker.drain() == 0
+        take_for_fast(worker.runners["totals@eu"])
+        regions.eu.stage(20, "k")
+        regions.eu.stream()
+        with at_crash_points(passed.append):
+            assert worker.drain() == 20
+
+    assert "together.after_commit" in passed
+    noted = regions.rows("SELECT shard, \"offset\", record_id FROM penstock.checkpoints WHERE channel = 'things@eu'")
+    assert len(noted) == 2
+    assert {*noted} <= {*regions.eu.rows(JOURNALED)}
 
 
 def test_the_rights_of_a_consumer_suffice_at_a_source(regions: Regions, redis_client: redis.Redis) -> None:
