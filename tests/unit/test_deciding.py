@@ -1,15 +1,18 @@
 """Decisions that need no server."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import count
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batches.columns import Columns
 from penstock.channels.log.appending import Batch
+from penstock.consuming.deliverer import retry_conflicts
 from penstock.consuming.delivery import (
     COUNTED,
     MAX_BACKOFF_S,
@@ -39,6 +42,7 @@ from penstock.consuming.delivery import (
     pause_s,
     state_for_part,
 )
+from penstock.consuming.failures import NotApplied
 from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
 
 POLICIES = st.builds(Policy, st.integers(1, 9), st.sampled_from(["dead_letter", "halt"]))
@@ -223,6 +227,35 @@ def test_a_part_of_a_batch_has_as_many_retries_after_conflicts_as_the_whole() ->
         part, lost = decision.state, lost + 1
 
     assert lost >= MAX_CONFLICTS
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "stops_at", "attempts"),
+    [
+        ([], 99, 1),
+        ([Conflict()] * 3, 99, 4),
+        ([Conflict()] * 99, 99, MAX_CONFLICTS + 1),
+        ([Conflict()] * 99, 2, 2),
+        ([Conflict(), Unavailable()], 99, 2),
+        ([Failed()], 99, 1),
+    ],
+)
+def test_a_transaction_that_may_lose_is_tried_again_while_it_loses_but_not_for_ever(
+    outcomes: list[Outcome], stops_at: int, attempts: int
+) -> None:
+    left, done = iter(outcomes), count(1)
+
+    def attempt() -> bool:
+        next(done)
+        if (outcome := next(left, None)) is not None:
+            raise NotApplied(outcome, ValueError())
+        return True
+
+    pauses = count(1)
+    succeeds = attempts > len(outcomes)
+    with nullcontext() if succeeds else pytest.raises(NotApplied):
+        assert retry_conflicts(attempt, lambda _: next(pauses) >= stops_at)
+    assert next(done) - 1 == attempts
 
 
 def test_a_delivery_has_the_counts_of_all_its_transactions_and_stands_where_the_last_one_does() -> None:

@@ -89,11 +89,9 @@ class Refusals:
         self._applied = 0
         self._applied_before: dict[object, int] = {}
 
-    def count_applied(self, key: object, applied: int) -> None:
-        """Counts applied items; those with this key have passed, too."""
+    def count_applied(self, applied: int) -> None:
+        """Counts applied items."""
         self._applied += applied
-        if applied and key in self._applied_before:
-            self._applied_before[key] = 0
 
     def outcome(self, key: object, state: RetryState, failed: NotApplied) -> Outcome:
         """The meaning of a failure of the items with this key."""
@@ -192,7 +190,7 @@ class Deliverer(Generic[Item]):
         if done.missing:
             # They come first, as a part of their own.
             delivery.parts[:0] = [(done.missing, NO_FAILURE), (part, state)]
-        self._refusals.count_applied(delivery.shard, done.applied)
+        self._refusals.count_applied(done.applied)
         delivery.total.add(done)
         return done.position is not None
 

@@ -176,7 +176,7 @@ class JobDeliverer:
     def _settle(self, lease: Lease, job: Job[Any], done: Ending | HandlerOutcome, state: RetryState) -> Ended:
         match done:
             case Ending.APPLIED:
-                self._states.refusals.count_applied(lease.message.id, 1)
+                self._states.refusals.count_applied(1)
                 self._states.waiting.pop(_shard(job), None)
                 return _ended(lease, Counts(applied=1), "done")
             case Ending.REPEATED:
