@@ -3,6 +3,8 @@
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,13 +20,14 @@ from fixtures.constants import SetConstants
 from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.embedded import EmbeddedPostgres
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
 from penstock.operating.tracing.story import Diagnosis
-from penstock.operating.worker_sessions import APPLICATION, WorkerSession
-from penstock.records import RecordId
+from penstock.operating.worker_sessions import APPLICATION, WorkerSession, read_sessions
+from penstock.records import DEFAULT_SCOPE, RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -167,6 +170,42 @@ def test_a_session_belongs_to_the_consumer_whose_name_it_has_as_far_as_postgres_
     assert session.belongs_to(name)
     assert session.belongs_to(f"{name}r") is (len(kept) == 63)
     assert not session.belongs_to(f"x{name[1:]}")
+
+
+def test_sessions_are_those_of_consumers_of_this_database_that_are_neither_idle_nor_stand_by(
+    connection: Connection, database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    """A process stands by that waits for another one of its consumer."""
+    lock = "SELECT pg_advisory_xact_lock({})"
+    with ExitStack() as stack:
+
+        def begin(name: str, statement: str = "SELECT 1", url: str = database_url) -> psycopg.Connection:
+            made = stack.enter_context(psycopg.connect(url, application_name=name))
+            made.execute(statement.encode())
+            return made
+
+        holder, first = begin("migration", lock.format(1)), begin("penstock consumer b", lock.format(2))
+        begin("penstock consumer elsewhere", url=postgres.database_url("postgres"))
+        begin("penstock consumer idle").rollback()
+        for name in ("penstock consumer e", "penstock streamer", "shop"):
+            begin(name)
+        waiting = {number: begin(f"penstock consumer {name}") for name, number in (("a", 1), ("b", 2))}
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        stack.callback(first.rollback)
+        stack.callback(holder.rollback)
+        for number, waiter in waiting.items():
+            pool.submit(waiter.execute, lock.format(number).encode())
+        waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+        eventually(lambda: len(connection.execute(waits).fetchall()) == 2, "both wait")
+        found = read_sessions(connection, DEFAULT_SCOPE, longer_s=0.0)
+
+        assert read_sessions(connection, DEFAULT_SCOPE, longer_s=3600) == ()
+        assert sorted((each.application.removeprefix(APPLICATION), each.kind) for each in found) == [
+            ("a", "blocked"),
+            ("b", "handler"),
+            ("e", "handler"),
+        ]
+        assert {each.pid for each in found if each.kind == "handler"} >= {first.info.backend_pid}
 
 
 def lock_too(connection: psycopg.Connection) -> None:

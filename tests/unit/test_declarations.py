@@ -17,6 +17,7 @@ from penstock import Ick, KeyLimits, Log, Pipeline, Queue, TenantLimits
 from penstock.database.registry import RegisteredChannel
 from penstock.declaring.declarations import ConsumerSpec, StagingRule, checked_changes
 from penstock.errors import DeclarationError, InvalidMessage, InvalidName
+from penstock.reconciling.reconciliation import find_reconciliations
 from penstock.records import Record, Scope
 
 
@@ -154,6 +155,29 @@ def test_a_reconciliation_that_cannot_work_is_refused(options: dict[str, Any], r
     arguments: dict[str, Any] = {"of": "reader", "state": "public.s", "key": "id", **options}
     with nullcontext() if reason is None else pytest.raises(DeclarationError, match=reason):
         pipeline.reconciliation(**arguments)(lambda _: "SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("preferred", "found"),
+    [([], ["first", "other"]), (["second"], ["second", "other"]), (["other", "second"], ["other", "second"])],
+)
+def test_a_consumer_has_one_reconciliation_for_each_table_of_its_own(preferred: list[str], found: list[str]) -> None:
+    """Of several of one table, a preferred one; those of another consumer are none of its."""
+    pipeline = Pipeline([RIDES])
+    for name in ("reader", "stranger", "nobody"):
+        pipeline.consumer(reads=RIDES, name=name)(handle)
+    for name, state, of in (
+        ("strange", "s", "stranger"),
+        ("first", "s", "reader"),
+        ("second", "s", "reader"),
+        ("other", "x.s", "reader"),
+    ):
+        pipeline.reconciliation(of=of, state=state, key="id", name=name)(lambda _: "SELECT 1")
+    specs = [pipeline.get_reconciliation(name) for name in ("strange", *preferred)]
+
+    assert [each.name for each in find_reconciliations(pipeline, "reader", specs)] == found
+    with pytest.raises(DeclarationError, match="nobody has no reconciliation"):
+        find_reconciliations(pipeline, "nobody", specs)
 
 
 def test_channels_compare_by_value() -> None:
