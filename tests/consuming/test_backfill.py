@@ -13,6 +13,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.errors import Gap
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.streaming import Streamer
 
@@ -101,3 +102,17 @@ def test_a_staged_record_missing_within_a_journal_row_halts_the_shard_there(
 
     assert len(halted) == 1
     assert seen == list(range(1, 16))
+
+
+def test_records_that_neither_the_log_nor_the_journal_has_leave_their_shard_out_and_end_no_worker(
+    lose: Lose, worker: LogWorker, seen: list[int], connection: Connection
+) -> None:
+    """The end of the log is known, and its entries are gone, with the row of the journal that named them."""
+    lose(61, "journal WHERE first_offset = 41")
+    with pytest.raises(Gap, match="20 records between were removed"):
+        worker.drain()
+
+    assert seen == [*range(1, 41)]
+    assert worker.round(0).idle
+    [(reason,)] = connection.execute("SELECT waiting FROM penstock.checkpoints").fetchall()
+    assert "20 records between were removed" in reason

@@ -31,7 +31,7 @@ from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
 from penstock.declaring.kinds import Ick
-from penstock.errors import DamagedEntry, DeclarationError, PenstockError
+from penstock.errors import DamagedEntry, DeclarationError, Gap, PenstockError
 from penstock.records import Offset, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
@@ -281,17 +281,27 @@ class LogWorker(Worker, Generic[Placed]):
             for shard in self._awake(s for s in ends if s in standing)
             if ends[shard].last <= self._positions[shard] < ends[shard].tail
         }
-        return transaction.read(partial(self._backfill, lost)) if lost else {}
+        if not lost:
+            return {}
+        found, gaps = transaction.read(partial(self._backfill, lost))
+        for shard, gap in gaps.items():
+            self._leave_out(shard, gap)
+        return found
 
-    def _backfill(self, lost: Mapping[ShardName, Offset], executor: Executor) -> dict[ShardName, Sequence[Placed]]:
-        """A shard whose journal is away is tried again later."""
+    def _backfill(
+        self, lost: Mapping[ShardName, Offset], executor: Executor
+    ) -> tuple[dict[ShardName, Sequence[Placed]], dict[ShardName, Gap]]:
+        """Reads lost records, and finds the shards of which the journal lacks them, too; one whose journal is away is tried again later."""
         found: dict[ShardName, Sequence[Placed]] = {}
+        gaps: dict[ShardName, Gap] = {}
         for shard, before in lost.items():
             try:
                 found[shard] = self._items.find_missing(within(executor), shard, self._positions[shard], before)
             except self._journal.away as error:
                 self._journal.warn_away(error)
-        return found
+            except Gap as gap:
+                gaps[shard] = gap
+        return found, gaps
 
     def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
         """Sets where to read on, and when."""
