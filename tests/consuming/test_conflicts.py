@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from fixtures.constants import SetConstants
 from fixtures.flow import running, stage_rows
 from fixtures.losing import losses, make_losing
+from fixtures.reader import Reader
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow
@@ -72,3 +73,16 @@ def test_no_statement_of_a_logs_worker_that_loses_ends_it(
             eventually(lambda: not letters(), "all letters are applied")
             eventually(lambda: losses(connection) > 3, "it has lost, and gone on")
     assert done == set(range(1, 41))
+
+
+@pytest.mark.usefixtures("twenty_records", "short_pauses")
+def test_a_halt_that_loses_is_tried_again(reader: Reader) -> None:
+    def fail(_: Session, __: Sequence[Record]) -> None:
+        raise ValueError
+
+    reader.declare(fail, attempts=1, on_poison="halt")
+    make_losing(reader.connection, "checkpoints", "UPDATE", "40001")
+    halted = reader.drain()
+
+    assert {*halted} == {"things/0", "things/1"}
+    assert losses(reader.connection) > 0

@@ -6,7 +6,6 @@ are kept for the shard's next delivery.
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +28,7 @@ from penstock.consuming.delivery import (
     Unavailable,
     decide,
     divide,
+    pause_s,
     state_for_part,
 )
 from penstock.consuming.failures import FailureLog, NotApplied, reason
@@ -306,6 +306,8 @@ class Deliverer(Generic[Item]):
             self._checkpoints.halt(executor, delivery.shard, said)
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=said))
 
-        with suppress(NotApplied):  # it fails again, and halts then
+        try:
             self._note_trouble(delivery, delivery.apply(plan), failed.kind)
+        except NotApplied:  # it fails again, and halts then
+            delivery.total.retry_after_s = pause_s(1)
         delivery.parts.clear()
