@@ -59,14 +59,13 @@ if longest_wait < 0 and redis.call("EXISTS", waiting) > 0 then
 end
 tell("oldest", oldest)
 tell("longest_wait", longest_wait)
-local due = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")[2]
-local returning = 0
-for _, member in ipairs(redis.call("ZRANGE", delayed, 0, LOOKED_AT - 1)) do
-  local record = read_record(parked_id(member))
+local next_ones, returning = redis.call("ZRANGE", delayed, 0, LOOKED_AT - 1, "WITHSCORES"), 0
+for i = 1, #next_ones, 2 do
+  local record = read_record(parked_id(next_ones[i]))
   returning = returning + (record and record.suspect > 0 and 1 or 0)
 end
 tell("returning", returning)
-tell("next_due", due and math.max(0, tonumber(due) - now) or -1)
+tell("next_due", next_ones[2] and math.max(0, tonumber(next_ones[2]) - now) or -1)
 
 local counts = {}
 local all = redis.call("HGETALL", dwell)

@@ -546,13 +546,13 @@ BEGIN
         field := 'data';
         fault := 'is NULL';
         fix := 'It takes JSON; JSON''s own null is the text null.';
-    -- The text has a third of the bytes of what holds it, or more: only a large one is written out to be measured.
-    ELSIF pg_column_size(data) > registered.max_bytes / 3 AND octet_length(data::text) > registered.max_bytes THEN
+    ELSIF octet_length(data::text) > registered.max_bytes THEN  -- not of jsonb: 1e100000 takes ten bytes there
         field := 'data';
         fault := 'has ' || octet_length(data::text) || ' bytes of JSON';
         fix := 'It takes ' || registered.max_bytes
             || ' (max_bytes of the channel): stage a reference and keep the content elsewhere, or raise the limit.';
-    ELSIF pg_column_size(data) > 1000 AND data @? '$.**{101}' THEN
+    -- A level takes eight bytes of jsonb: what is smaller cannot be so deep.
+    ELSIF pg_column_size(data) > 800 AND data @? 'strict $.**{100} ? (@.type() == "array" || @.type() == "object")' THEN
         field := 'data';
         fault := 'is nested deeper than 100 levels';
         fix := 'Flatten it.';
@@ -560,7 +560,7 @@ BEGIN
         field := 'headers';
         fault := 'is of type ' || jsonb_typeof(headers);
         fix := 'It takes an object, or NULL.';
-    ELSIF pg_column_size(headers) > 65536 / 3 AND octet_length(headers::text) > 65536 THEN
+    ELSIF octet_length(headers::text) > 65536 THEN
         field := 'headers';
         fault := 'has ' || octet_length(headers::text) || ' bytes of JSON';
         fix := 'It takes 65536.';
@@ -626,7 +626,7 @@ SET search_path = pg_catalog, pg_temp
 AS $penstock$
 DECLARE
     longest CONSTANT interval := interval '87600 hours';
-    own jsonb := '{}';
+    own jsonb;
     field text;
     fault text;
     fix text;
@@ -680,28 +680,19 @@ BEGIN
             MESSAGE = 'penstock: ' || field || ' ' || coalesce(fault, 'is no name for a queue'),
             HINT = coalesce(fix, 'It takes 1 to 256 bytes without the character U+0001.');
     END IF;
-    IF key IS NOT NULL THEN
-        own := own || jsonb_build_object('key', key);
-    END IF;
-    IF delay > interval '0' THEN
-        own := own || jsonb_build_object('delay_ms', round(extract(epoch FROM delay) * 1000)::bigint);
-    END IF;
-    IF due IS NOT NULL THEN
-        own := own || jsonb_build_object('due', greatest(1, floor(extract(epoch FROM due) * 1000))::bigint);
-    END IF;
-    IF deadline IS NOT NULL THEN
-        own := own || jsonb_build_object('deadline', greatest(1, floor(extract(epoch FROM deadline) * 1000))::bigint);
-    END IF;
-    IF priority <> 'normal' THEN
-        own := own || jsonb_build_object('priority', priority);
-    END IF;
-    IF unique_name IS NOT NULL THEN
-        own := own || jsonb_build_object('unique', jsonb_build_object(
+    own := jsonb_strip_nulls(jsonb_build_object(
+        'key', key,
+        'delay_ms', CASE WHEN delay > interval '0' THEN round(extract(epoch FROM delay) * 1000)::bigint END,
+        'due', CASE WHEN due IS NOT NULL THEN greatest(1, floor(extract(epoch FROM due) * 1000)::bigint) END,
+        'deadline', CASE WHEN deadline IS NOT NULL THEN greatest(1, floor(extract(epoch FROM deadline) * 1000)::bigint) END,
+        'priority', nullif(priority, 'normal'),
+        'unique', CASE WHEN unique_name IS NOT NULL THEN jsonb_build_object(
             'name', unique_name,
             'until', CASE WHEN unique_window > interval '0' THEN 'window' ELSE unique_until END,
-            'for_s', coalesce(extract(epoch FROM unique_window), 0)
-        ) || CASE unique_within WHEN 'queue' THEN '{}' ELSE jsonb_build_object('within', unique_within) END);
-    END IF;
+            'for_s', coalesce(extract(epoch FROM unique_window), 0),
+            'within', nullif(unique_within, 'queue')
+        ) END
+    ));
     IF own <> '{}' THEN
         headers := coalesce(headers, '{}') || jsonb_build_object('penstock', own);
     END IF;

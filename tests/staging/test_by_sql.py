@@ -143,6 +143,26 @@ WRONG = [
         "1048576",
     ),
     (
+        "stage('rides', 'k', 'a', 'o', '[1e100000, 1e100000, 1e100000, 1e100000, 1e100000, 1e100000, 1e100000, 1e100000, 1e100000, 1e100000, 1e100000]')",
+        "data has 1100",
+        "1048576",
+    ),
+    (
+        "stage('rides', 'k', 'a', 'o', (repeat('[', 101) || repeat(']', 101))::jsonb)",
+        "data is nested deeper",
+        "Flatten",
+    ),
+    (
+        "stage('rides', 'k', 'a', 'o', (repeat('[', 100) || '{}' || repeat(']', 100))::jsonb)",
+        "data is nested deeper",
+        "Flatten",
+    ),
+    (
+        "stage('rides', 'k', 'a', 'o', (repeat('{\"a\": ', 101) || '1' || repeat('}', 101))::jsonb)",
+        "data is nested deeper",
+        "Flatten",
+    ),
+    (
         "stage('rides', 'k', 'a', 'o', (repeat('[', 102) || repeat('1, ', 400) || '1' || repeat(']', 102))::jsonb)",
         "data is nested deeper than 100 levels",
         "Flatten",
@@ -191,6 +211,8 @@ def test_a_wrong_call_is_told_the_field_the_limit_and_the_fix_and_writes_nothing
 
 
 RIGHT = [
+    "stage('rides', 'k', 'a', 'o', (repeat('[', 100) || repeat(']', 100))::jsonb)",
+    "stage('rides', 'k', 'a', 'o', (repeat('{\"a\": ', 100) || '1' || repeat('}', 100))::jsonb)",
     "stage('rides', repeat('k', 1024), repeat('a', 255), repeat('o', 255), to_jsonb(repeat('x', 1048574)))",
     "stage('rides', 'k', 'a', 'o', (repeat('[', 100) || repeat('1, ', 400) || '1' || repeat(']', 100))::jsonb)",
     f"{LOG}, jsonb_build_object('h', repeat('x', 65527)))",
