@@ -1,10 +1,13 @@
 """What all tests share: real servers, one of each per run, and a header with the tested versions."""
 
 import gc
+import logging
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, Phase, settings
 
 # How long an example takes, or is thought of, is up to the machine.
@@ -63,6 +66,18 @@ def pytest_runtest_teardown() -> None:
     frozen is not found.
     """
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def logging_of_the_test_alone() -> Iterator[None]:
+    """Restores logging, which a command sets up in its process: it may be this one, and the output of a test is closed with it."""
+    root, was_configured = logging.getLogger(), structlog.is_configured()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    if not was_configured:
+        structlog.reset_defaults()
 
 
 def _version(distribution: str) -> str:

@@ -128,10 +128,11 @@ class Outbox:
             return error
 
     def wait(self, seconds: float, below: int = 0) -> None:
-        """Waits until fewer jobs than ``below`` are expected, or all are settled meanwhile, or something is wrong."""
+        """Waits until fewer jobs than ``below`` are expected, or the last of all is settled, or something is wrong."""
         with self._changed:
             self._wakes_below = below
-            if self.error is None and self._away is None and len(self._expected) >= below:
+            all_settled = self._settled and not (self._expected or self._settling)
+            if not all_settled and self.error is None and self._away is None and len(self._expected) >= below:
                 self._changed.wait(max(0.0, seconds))
 
     def close(self) -> None:
