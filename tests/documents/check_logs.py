@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ def _find_logger(path: Path, text: str) -> str:
     return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
 
 
+@cache
 def written() -> dict[Event, tuple[set[str], set[str], bool]]:
     """Levels and fields of each event; True if a call has fields that only the running code knows."""
     found: dict[Event, tuple[set[str], set[str], bool]] = defaultdict(lambda: (set(), set(), False))

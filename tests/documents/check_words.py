@@ -95,16 +95,30 @@ def texts() -> dict[str, str]:
     return {name: f"{name}\n{path.read_text(encoding='utf-8')}" for name, path in paths.items()}
 
 
-def places(retired: re.Pattern[str]) -> Iterator[str]:
-    """Where a pattern matches: path, number of the line (0 for the path itself), match."""
-    for name, text in texts().items():
-        for match in retired.finditer(text):
-            number = text.count("\n", 0, match.start())
-            yield f"{name}:{number}: {text.splitlines()[number].strip()}"
+@cache
+def lowered() -> dict[str, str]:
+    return {name: text.lower() for name, text in texts().items()}
+
+
+def places(retired: str) -> Iterator[str]:
+    """Where a pattern matches: path, number of the line (0 for the path itself), line.
+
+    Most files have none.  They are skipped by a pattern that matches more, and starts with a letter: ``re`` is several
+    times as fast then as behind ``\\b``, or with ``(?i)``.
+    """
+    cased = not retired.startswith("(?i)")
+    wider = re.compile((retired if cased else retired.removeprefix("(?i)").lower()).removeprefix(r"\b"))
+    for name, text in (texts() if cased else lowered()).items():
+        if wider.search(text) is None:
+            continue
+        as_written = texts()[name]
+        for match in re.finditer(retired, as_written):
+            number = as_written.count("\n", 0, match.start())
+            yield f"{name}:{number}: {as_written.splitlines()[number].strip()}"
 
 
 def test_retired_words_stay_away() -> None:
-    found = {instead: there for pattern, instead in RETIRED.items() if (there := sorted(places(re.compile(pattern))))}
+    found = {instead: there for pattern, instead in RETIRED.items() if (there := sorted(places(pattern)))}
 
     assert not found, "\n".join(f"write {instead} in\n" + "\n".join(there) for instead, there in found.items())
 
