@@ -13,8 +13,8 @@ from benchmarks.backlogs import Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
 from benchmarks.servers import BenchServers
 from penstock.channels.ick.operations import SLICE
+from penstock.channels.ick.reservations import DEFAULT_SIZE
 from penstock.clients import DirtyList, Reservation, Reservations
-from penstock.clients.ick.reservations import DEFAULT_SIZE
 from penstock.testing import eventually
 
 MEMBERS_A_RECORD = 10

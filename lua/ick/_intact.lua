@@ -6,7 +6,7 @@ local FORMAT = "ick.v1"
 
 local function damaged(key, expected, found)
   return redis.error_reply("DAMAGED " .. key .. ": expected " .. expected .. ", found " .. found
-    .. "; penstock.clients.ick.ick_repair repairs it")
+    .. "; penstock.clients.repair repairs it")
 end
 
 for _, expectation in ipairs({{version, "string"}, {dirty, "zset"}, {reserved, "zset"}}) do

@@ -26,7 +26,8 @@ Around them:
 
     database     Postgres: connections, errors, statements, tables
     schema       what ``penstock init`` puts into a database: tables, roles, triggers
-    clients      Redis without a pipeline or Postgres
+    clients      Redis without a pipeline: the public names
+    structures   of these, what an application uses alone: writers, groups, hashes, locks, trackers
     spark        Spark's data sources, and comparison of tables
     operating    what operators ask: status, doctor, resets, dead letters
     console      the web page: the pipeline in a browser

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, append_ahead, append_together
+from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff, Foreign
+from penstock.channels.log.appending import append_ahead, append_together
 from penstock.channels.log.streams import evict, extents, read, read_newest
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 

@@ -8,7 +8,8 @@ import redis
 
 from fixtures.clients import connect_redis
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, FencedOff, Reply, Unusable, append_together
+from penstock.channels.batch_outcomes import Appended, Batch, FencedOff, Reply, Unusable
+from penstock.channels.log.appending import append_together
 from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName

@@ -8,7 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fixtures.proxy import Harm, Proxy, behind
-from penstock.channels.log.appending import Unusable, parse_reply
+from penstock.channels.batch_outcomes import Unusable, parse_reply
 from penstock.channels.scripts import Call, _declarations, script
 
 APPEND = script("log/append")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, append_together
+from penstock.channels.batch_outcomes import Appended, Batch
+from penstock.channels.log.appending import append_together
 from penstock.channels.log.follower import Follower
 from penstock.channels.log.streams import evict, extents, last_offsets, shards_with_more
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName

@@ -13,7 +13,8 @@ import redis
 from fixtures.logs import FilledLog, MakeReader, MakeWriter
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch, Unusable, append_together
+from penstock.channels.batch_outcomes import Batch, Unusable
+from penstock.channels.log.appending import append_together
 from penstock.clients import AsyncLogWriter, LogGroup, LogReader, LogWriter, NewRecord
 from penstock.errors import (
     AppendRefused,

@@ -12,7 +12,8 @@ from fixtures.clients import connect_redis
 from fixtures.sources import Backup, Regions, Source, keys
 from penstock import Log, Pipeline
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, append_together
+from penstock.channels.batch_outcomes import Appended, Batch
+from penstock.channels.log.appending import append_together
 from penstock.channels.log.follower import Follower
 from penstock.channels.log.streams import evict, extents
 from penstock.channels.routing import log_keys

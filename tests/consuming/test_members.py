@@ -18,9 +18,9 @@ from fixtures.dirty import check_copy, copy_documents, declare_index, mark_chang
 from fixtures.flow import retain_now
 from fixtures.intervals import refresh_now, report_now
 from penstock import Cancel, DeadLetter, Ick, Log, Pipeline, Snooze
+from penstock.channels.ick.reservations import HolderWatch
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
-from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker

@@ -43,7 +43,7 @@ RUN_BY = {
     "README.md": "documents/test_documented_commands.py",
     "docs/explanation/queues.md": "channels/queue/test_page.py",
     "docs/how-to/archive-a-log.md": "spark/test_sinks.py",
-    "docs/how-to/keep-things-for-a-time.md": "clients/test_structures_page.py",
+    "docs/how-to/keep-things-for-a-time.md": "structures/test_structures_page.py",
     "docs/how-to/let-requests-do-the-work.md": "stealing/test_frameworks.py",
     "docs/how-to/put-the-migrations-beside-yours.md": "migrations/test_beside_your_own.py",
     "docs/how-to/read-a-log.md": "channels/test_read_a_log_page.py",

@@ -21,7 +21,8 @@ from fixtures.dirty import check_copy
 from fixtures.truth import check_exact
 from penstock import crash_points
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch, append_together
+from penstock.channels.batch_outcomes import Batch
+from penstock.channels.log.appending import append_together
 from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.records import Epoch, Offset

@@ -56,13 +56,13 @@ AREAS = {
         "operating/letters",
         "consuming/queue/job_dead_letters",
     ),
-    "queue scripts": ("lua/queue", "channels/queue", "clients/queue"),
+    "queue scripts": ("lua/queue", "channels/queue", "structures/fair_queue"),
     "Spark": ("spark", "engines/spark"),
     "retention, memory": ("streaming/retention", "streaming/memory_budgets"),
     "reset, replay, reshard": ("operating/reset", "operating/replay", "operating/channels"),
     "consuming": ("consuming",),
     "staging": ("staging", "schema/capture", "migrations"),
-    "Ick": ("lua/ick", "channels/ick", "clients/ick"),
+    "Ick": ("lua/ick", "channels/ick"),
     "console": ("console",),
     "jobs, schedules": (
         "operating/jobs",
@@ -73,7 +73,7 @@ AREAS = {
     ),
     "testing.survives": ("testing",),
     "sequencer": ("streaming/sequencer", "streaming/tick_slices", "journal", "streaming"),
-    "clients": ("clients", "lua"),
+    "structures": ("structures", "lua"),
     "other": ("",),
 }
 """The first that a path begins with, below ``src/penstock``."""

@@ -19,8 +19,9 @@ import penstock
 from fixtures.verifying import Verify
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.batches.columns import Columns
+from penstock.channels.batch_outcomes import Appended, Batch, Foreign, Reply
 from penstock.channels.ick.marking import mark
-from penstock.channels.log.appending import Appended, Batch, Foreign, Reply, append_together
+from penstock.channels.log.appending import append_together
 from penstock.channels.log.streams import extents
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord, QueueWriter
 from penstock.channels.routing import log_keys
@@ -368,11 +369,11 @@ COMPARED: dict[str, tuple[Compare, str]] = {
     "a reader's last plain entry": (is_the_one_that_was_read("plain", offset=COUNT + 1), "lua/log/read.lua"),
     "a reader's last record, read again": (
         is_the_one_that_was_read("plain"),
-        "clients/log/log_reader.py _check_identity",
+        "channels/log/log_reader.py _check_identity",
     ),
     "a reader's last record, within an entry": (
         is_the_one_that_was_read("none", within=True),
-        "clients/log/log_reader.py _check_identity",
+        "channels/log/log_reader.py _check_identity",
     ),
     "a group's last entry": (is_where_the_group_was("none"), "lua/log/group/_history.lua"),
     "a group's last plain entry": (is_where_the_group_was("plain"), "lua/log/group/_history.lua"),

@@ -22,9 +22,9 @@ from fixtures.constants import SetConstants
 from fixtures.redis_ick import RedisIck
 from fixtures.spark import run_to_end
 from penstock import Ick
+from penstock.channels.ick.reservations import HolderWatch
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
-from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
 from penstock.spark.sources.dirty_members import (
     MEMBERS_A_SHARD,

@@ -12,7 +12,7 @@ from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
 from penstock.batches.columns import Columns
 from penstock.batches.entry import FIELDS
-from penstock.channels.log.appending import Batch
+from penstock.channels.batch_outcomes import Batch
 from penstock.channels.log.stream_entries import NAMES
 from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup

@@ -15,7 +15,8 @@ from fixtures.flow import ReadLog, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, Room, append_together, make_room, memory_used
+from penstock.channels.batch_outcomes import Appended, Batch
+from penstock.channels.log.appending import Room, append_together, make_room, memory_used
 from penstock.channels.log.streams import last_records
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection

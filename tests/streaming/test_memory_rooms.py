@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fixtures.sent import listen
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch
+from penstock.channels.batch_outcomes import Batch
 from penstock.channels.routing import log_keys
 from penstock.database.registry import RegisteredChannel
 from penstock.errors import ForeignLog, PenstockError

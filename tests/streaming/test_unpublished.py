@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fixtures.constants import SetConstants
 from fixtures.flow import drop_limits
+from penstock.channels.batch_outcomes import Batch
 from penstock.channels.isolation import ShardError
-from penstock.channels.log.appending import Batch
 from penstock.database.connections import Connection
 from penstock.errors import DamagedJournal
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName

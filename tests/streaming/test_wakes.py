@@ -32,7 +32,7 @@ SOON_S = 50.0
 @pytest.fixture(autouse=True)
 def long_pauses(set_constants: SetConstants) -> None:
     set_constants("streaming.share", BUSY_PAUSE_S=HOURS_S)
-    set_constants("clients.queue.rounds", MAX_WAIT_S=HOURS_S)
+    set_constants("channels.queue.rounds", MAX_WAIT_S=HOURS_S)
 
 
 @pytest.fixture(autouse=True)

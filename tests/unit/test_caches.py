@@ -19,9 +19,9 @@ from starlette.requests import Request
 
 from penstock import Log, Pipeline, Queue, TenantLimits
 from penstock.channels import scripts
+from penstock.channels.ick import reservations
 from penstock.channels.queue.declared_limits import encode_declaration
 from penstock.channels.routing import QueueKeys, choose_hand, group_keys
-from penstock.clients.ick import reservations
 from penstock.console import access, rendering
 from penstock.console.actions import Plan
 from penstock.database import executor, statements, tables, transactions
@@ -239,7 +239,7 @@ DIGESTS: dict[str, tuple[Callable[..., Any], Calls]] = {
             ["tenant"],
         ),
     ),
-    "clients/ick/reservations._request_for": (
+    "channels/ick/reservations._request_for": (
         reservations._request_for,
         vary(("r", ["a", "b"]), ["q"], [[], ["a"], ["ab"], ["b", "a"], ["a", "b", ""], ["a", b"c"], [1]]),
     ),

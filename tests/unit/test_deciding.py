@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch
+from penstock.channels.batch_outcomes import Batch
 from penstock.consuming.deliverer import retry_conflicts
 from penstock.consuming.delivery import (
     COUNTED,

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from penstock import Ick, Log, Queue, Snooze, TenantLimits, Unique
+from penstock.channels.log.arguments import check_seconds
+from penstock.channels.queue.leases import Held
 from penstock.channels.queue.queue_messages import Message, NewMessage, checked_count
+from penstock.channels.queue.rounds import ReaderOptions
 from penstock.channels.queue.shard import QueueShape
 from penstock.clients import (
     DirtyList,
@@ -27,9 +30,6 @@ from penstock.clients import (
     Reservations,
     VolatileHash,
 )
-from penstock.clients.log.arguments import check_seconds
-from penstock.clients.queue.leases import Held
-from penstock.clients.queue.rounds import ReaderOptions
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.kinds import checked_source
 from penstock.declaring.schedules import ScheduleSpec
@@ -270,13 +270,14 @@ IN_RANGES = {
     "declaring/outcomes": {"MAX_SNOOZE_S", "MAX_NOTE_CHARACTERS"},
     "declaring/schedules": {"MIN_INTERVAL_S", "MAX_INTERVAL_S"},
     "declaring/unique": {"MAX_NAME_BYTES", "MAX_DELAY_S", "WEIGHTS"},
-    "clients/calls": {"MIN_TTL_S", "MAX_TTL_S", "MAX_NAME_BYTES", "MAX_FIELD_BYTES", "MAX_VALUE_BYTES", "MAX_FIELDS"},
-    "clients/log/arguments": {"NEWEST", "MAX_S", "MAX_COUNT", "MAX_PENDING", "MIN_RETRY_S", "MAX_RETRY_S"},
-    "clients/log/log_reader": {"MAX_COUNT"},
-    "clients/log/log_writer": {"MAX_APPEND_BYTES"},
-    "clients/pins": {"MAX_NUMBER"},
-    "clients/queue/leases": {"MAX_REASON_BYTES"},
-    "clients/queue/rounds": {"MIN_LEASE_S", "MAX_LEASE_S"},
+    "structures/calls": {"MIN_TTL_S", "MAX_TTL_S", "MAX_NAME_BYTES", "MAX_FIELD_BYTES", "MAX_VALUE_BYTES", "MAX_FIELDS"},
+    "structures/group_options": {"MAX_PENDING", "MIN_RETRY_S", "MAX_RETRY_S"},
+    "channels/log/arguments": {"NEWEST", "MAX_S", "MAX_COUNT"},
+    "channels/log/log_reader": {"MAX_COUNT"},
+    "structures/log_writer": {"MAX_APPEND_BYTES"},
+    "structures/pins": {"MAX_NUMBER"},
+    "channels/queue/leases": {"MAX_REASON_BYTES"},
+    "channels/queue/rounds": {"MIN_LEASE_S", "MAX_LEASE_S"},
     "channels/queue/queue_messages": {"MAX_PAYLOAD_BYTES"},
     "staging/payload": {"MAX_DEPTH", "MAX_HEADERS_BYTES", "MAX_INT_DIGITS"},
     "streaming/share": {"MAX_SHARES"},
@@ -287,17 +288,17 @@ IN_RANGES = {
 ELSEWHERE = {
     "declaring/kinds": {"MAX_PAYLOAD_BYTES": "a default"},
     "declaring/schedules": dict.fromkeys(("MAX_CATCH_UP", "MAX_AT_ONCE"), "tests/streaming/test_schedules.py"),
-    "clients/log/log_group": {"MAX_RANGES": "tests/channels/groups/test_group_clients.py"},
-    "clients/log/log_reader": {
+    "structures/log_group": {"MAX_RANGES": "tests/channels/groups/test_group_clients.py"},
+    "channels/log/log_reader": {
         "MAX_BYTES": "tests/channels/test_entries_within_memory.py",
         "MIN_BYTES": "tests/channels/test_entries_within_memory.py",
         "MAX_WAIT_S": "a wait that is repeated",
     },
-    "clients/pins": {"MAX_PAUSE_S": "a pause"},
-    "clients/queue/adoption": {"MAX_ADOPTED": "tests/channels/queue/test_adopting.py"},
-    "clients/queue/leases": {"MAX_PAUSE_S": "tests/unit/test_reader_rounds.py"},
-    "clients/queue/rounds": {"MAX_WAIT_S": "a wait that is repeated"},
-    "clients/queue_tracker": dict.fromkeys(("MAX_WALK", "MAX_SAMPLE"), "tests/clients/test_queue_tracker.py"),
+    "structures/pins": {"MAX_PAUSE_S": "a pause"},
+    "channels/queue/adoption": {"MAX_ADOPTED": "tests/channels/queue/test_adopting.py"},
+    "channels/queue/leases": {"MAX_PAUSE_S": "tests/unit/test_reader_rounds.py"},
+    "channels/queue/rounds": {"MAX_WAIT_S": "a wait that is repeated"},
+    "structures/queue_tracker": dict.fromkeys(("MAX_WALK", "MAX_SAMPLE"), "tests/structures/test_queue_tracker.py"),
     "staging/explicit": {"MAX_MEMBERS": "tests/jobs/test_groups.py"},
     "staging/guard": dict.fromkeys(("MAX_CACHED_CHARACTERS", "MAX_PASSED_STATEMENTS"), "tests/staging/test_guard.py"),
     "staging/rows": {"MAX_STATEMENT_CHARACTERS": "tests/staging/test_explicit.py", "_MAX_CACHED_LABELS": "a cache"},
@@ -306,7 +307,16 @@ ELSEWHERE = {
 }
 """Limits of what is done together, and those whose ends are in other tests."""
 
-PLACES = ("declaring", "clients", "staging", "channels/queue/queue_messages.py", "streaming/share.py", "records.py")
+PLACES = (
+    "declaring",
+    "structures",
+    "staging",
+    *(f"channels/log/{name}.py" for name in ("arguments", "log_reader", "log_slices")),
+    *(f"channels/ick/{name}.py" for name in ("dirty_list", "ick_repair", "reservations")),
+    *(f"channels/queue/{name}.py" for name in ("adoption", "leases", "queue_messages", "queue_reader", "rounds")),
+    "streaming/share.py",
+    "records.py",
+)
 
 
 def test_every_limit_is_listed() -> None:

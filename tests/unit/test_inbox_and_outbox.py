@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock import Pipeline, Queue
+from penstock.channels.queue.leases import Held
 from penstock.channels.queue.queue_messages import Message
 from penstock.clients import Lease
-from penstock.clients.queue.leases import Held
 from penstock.consuming.delivery import Counts
 from penstock.consuming.queue.inbox import ThreadInbox
 from penstock.consuming.queue.job_deliverer import RetryStates, released

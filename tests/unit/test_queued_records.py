@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch
+from penstock.channels.batch_outcomes import Batch
 from penstock.channels.queue.publishing import QueuedRecord
 from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 from penstock.streaming.queues import make_queue_batch, make_queued

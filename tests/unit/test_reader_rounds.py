@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.channels.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, PROCESS, Held, LeaseBook, ProcessLeases, pause_s
 from penstock.channels.queue.queue_messages import Message
+from penstock.channels.queue.rounds import CLUSTER_POLL_S, LEFT_OUT_S, MAX_WAIT_S, ReaderOptions, Rounds
 from penstock.channels.queue.shard import Company, QueueShape, TakenMessages, worker_name
-from penstock.clients.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, PROCESS, Held, LeaseBook, ProcessLeases, pause_s
-from penstock.clients.queue.rounds import CLUSTER_POLL_S, LEFT_OUT_S, MAX_WAIT_S, ReaderOptions, Rounds
 from penstock.errors import ForeignQueue, InvalidMessage, PenstockError, ServerUnavailable
 
 MESSAGE = Message(0, "m", "t", "", 1, 0, 0, b"", "")

@@ -17,7 +17,8 @@ from fixtures.flow import entry_of_a_record
 from fixtures.verifying import Verify
 from penstock import Ick, Log, Queue
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch, append_together
+from penstock.channels.batch_outcomes import Batch
+from penstock.channels.log.appending import append_together
 from penstock.channels.log.stream_entries import NAMES
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection

@@ -24,11 +24,10 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.ick.marking import update_progress
+from penstock.channels.ick.reservations import Busy, HolderWatch, Reservation, Reservations, Superseded
 from penstock.channels.isolation import isolated
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
-from penstock.clients import Busy, Reservation, Reservations, Superseded
-from penstock.clients.ick.reservations import HolderWatch
 from penstock.consuming.checkpoints import Advance, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit
 from penstock.consuming.deliverer import Deliverer

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable
-from penstock.clients.log.log_reader import MAX_BYTES
+from penstock.channels.log.log_reader import MAX_BYTES
 from penstock.consuming.transaction import HandlerTransaction, Result, TransactionPlan
 from penstock.database.connections import Connection
 from penstock.database.executor import Executor

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.log.log_reader import MAX_BYTES
+from penstock.channels.log.log_slices import LogSlice
 from penstock.channels.server import connect_redis
-from penstock.clients import LogSlice
-from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.database.connections import WorkerConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from penstock.channels.batch_outcomes import Batch
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
-from penstock.channels.log.appending import Batch, MemoryTaken, Room, make_room
+from penstock.channels.log.appending import MemoryTaken, Room, make_room
 from penstock.database.registry import RegisteredChannel
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 

@@ -27,9 +27,9 @@ import psycopg
 import redis
 from typing_extensions import override
 
+from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE, isolated
-from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import ErrorKind, classify

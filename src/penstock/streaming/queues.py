@@ -20,9 +20,9 @@ from typing import Any
 
 import structlog
 
+from penstock.channels.batch_outcomes import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.appending import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.crash_points import crashpoint

@@ -4,10 +4,11 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Protocol
 
+from penstock.channels.batch_outcomes import Batch, Reply
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.marking import mark, update_progress
 from penstock.channels.isolation import isolated
-from penstock.channels.log.appending import Batch, Reply, append_ahead, append_together
+from penstock.channels.log.appending import append_ahead, append_together
 from penstock.records import Scope, ShardName
 from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.tails import Tails

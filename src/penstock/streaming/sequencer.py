@@ -25,7 +25,7 @@ from typing import Any
 import psycopg
 
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Batch
+from penstock.channels.batch_outcomes import Batch
 from penstock.crash_points import crashpoint
 from penstock.database.connections import BoundedConnection, Connection, fetch, silent_for, transaction_settings
 from penstock.database.driver_errors import ErrorKind, classify, postgres_errors

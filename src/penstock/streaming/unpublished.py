@@ -15,8 +15,8 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
 from penstock.batches.columns import COLUMNS, Columns
+from penstock.channels.batch_outcomes import Batch
 from penstock.channels.isolation import OnUnusable, isolated
-from penstock.channels.log.appending import Batch
 from penstock.database.connections import Connection, pipelined
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements

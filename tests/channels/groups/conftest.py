@@ -9,7 +9,8 @@ import redis
 from fixtures.clients import connect_redis
 from fixtures.constants import SetConstants
 from penstock.batches.columns import Columns
-from penstock.channels.log.appending import Appended, Batch, append_together
+from penstock.channels.batch_outcomes import Appended, Batch
+from penstock.channels.log.appending import append_together
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
 from penstock.records import Epoch, Offset, Record, Shard, ShardName

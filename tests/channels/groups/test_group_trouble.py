@@ -13,8 +13,8 @@ import redis
 
 from channels.groups.conftest import CURSOR, GroupedLog, Reader, offsets, waiting
 from penstock.clients import LogWriter
-from penstock.clients.log import turns
 from penstock.errors import DamagedEntry, ForeignLog, GroupLost, LogDiverged
+from penstock.structures import turns
 from penstock.testing import eventually
 
 WAIT = """

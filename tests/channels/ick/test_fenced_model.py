@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from fixtures.redis_ick import RedisIck
+from penstock.channels.ick.reservations import ALL_MEMBERS, CurrentReservation
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
-from penstock.clients.ick.reservations import ALL_MEMBERS, CurrentReservation
 
 KEY = "ride-index"
 MEMBERS = [bytes([letter]) for letter in b"abcdef"]

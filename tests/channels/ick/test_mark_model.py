@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from penstock.batches.columns import Columns
+from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.ick.marking import MarkProgress, mark, update_progress
-from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
+from penstock.channels.ick.reservations import CurrentReservation
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations, repair
-from penstock.clients.ick.reservations import CurrentReservation
 from penstock.errors import DamagedIck
 from penstock.records import Epoch, Offset, Shard, ShardName
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from fixtures.redis_ick import RedisIck
+from penstock.channels.ick.reservations import ALL_MEMBERS, CurrentReservation
 from penstock.clients import Busy, Committed, DirtyList, Released, Reservation, Reservations, Superseded
-from penstock.clients.ick.reservations import ALL_MEMBERS, CurrentReservation
 
 KEY = "ride-index"
 MEMBERS = st.sampled_from([b"", b"a", b"b", b"c", b"\x00", b"\xff", b"{k}", b"7", b"8", b"9"])

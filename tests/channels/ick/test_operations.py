@@ -14,9 +14,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.channels.ick import operations
+from penstock.channels.ick.dirty_list import add_each
 from penstock.channels.ick.operations import Added, Exchanged, Member, Score, ScoreSpan
 from penstock.clients import DirtyList, QueuedDirtyList
-from penstock.clients.ick.dirty_list import add_each
 from penstock.errors import AppendRefused, InvalidIckCall, ServerUnavailable
 
 NOTHING = ScoreSpan(0, None, None)

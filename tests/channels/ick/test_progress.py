@@ -6,9 +6,9 @@ import pytest
 
 from fixtures.clients import RedisClient, connect_redis
 from penstock.batches.columns import Columns
+from penstock.channels.batch_outcomes import Batch, FencedOff, Reply, Unusable
 from penstock.channels.ick.marking import MarkProgress, coalesce, update_progress
 from penstock.channels.ick.marking import mark as mark_batch
-from penstock.channels.log.appending import Batch, FencedOff, Reply, Unusable
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList, Reservations
 from penstock.records import BEGINNING, Epoch, Offset, Record, RecordId, Shard, ShardName

@@ -7,8 +7,8 @@ import redis
 
 from channels.ick.conftest import reserved
 from fixtures.proxy import Harm, Proxy, behind
+from penstock.channels.ick.reservations import HolderWatch
 from penstock.clients import Busy, Committed, DirtyList, Released, Reservations, Superseded, repair
-from penstock.clients.ick.reservations import HolderWatch
 from penstock.errors import InvalidIckCall, ServerUnavailable
 
 KEY = "ride-index"

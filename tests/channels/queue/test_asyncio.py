@@ -66,7 +66,7 @@ def test_each_outcome(redis_url: str) -> None:
 def test_a_reader_that_waits_is_woken_by_a_write(
     redis_url: str, redis_client: RedisClient, set_constants: SetConstants
 ) -> None:
-    set_constants("clients.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)  # nobody polls before
+    set_constants("channels.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)  # nobody polls before
 
     def is_blocked() -> bool:
         return bool(redis_client.info("clients")["blocked_clients"])

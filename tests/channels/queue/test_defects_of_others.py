@@ -56,7 +56,7 @@ def test_02_a_reader_whose_connection_falls_silent_goes_on(
 
 def test_03_delayed_jobs_run_when_they_are_due_and_nobody_writes(queue: FairQueue, set_constants: SetConstants) -> None:
     """BullMQ 2466: a wake-up depends on a marker.  Here a reader sleeps until the next is due, at most a second."""
-    set_constants("clients.queue.rounds", MAX_WAIT_S=30)
+    set_constants("channels.queue.rounds", MAX_WAIT_S=30)
     began = monotonic()
     queue.write("t", "one", delay_s=0.2)
     with queue.reader() as reader:

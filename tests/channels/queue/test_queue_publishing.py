@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from penstock.channels.log.appending import Appended, Behind, FencedOff, Foreign, Reply
+from penstock.channels.batch_outcomes import Appended, Behind, FencedOff, Foreign, Reply
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord, QueueWriter
 from penstock.channels.queue.shard import ITEMS
 from penstock.clients import FairQueue

@@ -13,9 +13,9 @@ from fixtures.constants import SetConstants
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage, inspection
+from penstock.channels.queue.leases import PROCESS, Held, LeaseBook
 from penstock.channels.queue.queue_messages import Message
 from penstock.clients import FairQueue
-from penstock.clients.queue.leases import PROCESS, Held, LeaseBook
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ServerUnavailable
 from penstock.records import Shard, ShardName
@@ -187,7 +187,7 @@ def test_a_message_wakes_one_of_the_readers_that_wait(
     redis_url: str, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
     """So what one message costs does not depend on how many wait; without the polls, which do it a second."""
-    set_constants("clients.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)
+    set_constants("channels.queue.rounds", MAX_WAIT_S=600.0, SWEEP_EVERY_S=600.0)
     done: SimpleQueue[str] = SimpleQueue()
     stop = threading.Event()
 

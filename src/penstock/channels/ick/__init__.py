@@ -5,4 +5,8 @@ the oldest members, bring their copy up to date, and commit the members that are
 
 ``mark`` and ``update_progress`` serve a pipeline, whose records mark members in the order of their offsets.
 ``inspect_shards`` and ``oldest`` show what an Ick holds.
+
+    dirty_list     ``DirtyList``: the six operations of Redis::Ick, on its keys
+    reservations   ``Reservations``: for consumers that must not forget a member that becomes dirty while they work on it
+    ick_repair     repairs a damaged Ick
 """

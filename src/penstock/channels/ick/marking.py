@@ -8,9 +8,9 @@ channel.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.channels.batch_outcomes import Batch, Reply, Unusable, parse_reply
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.operations import check_reply, parse_damage, plain_keys
-from penstock.channels.log.appending import Batch, Reply, Unusable, parse_reply
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.scripts import Argument, Call, script
 from penstock.channels.server import REDIS_ERRORS, redis_errors

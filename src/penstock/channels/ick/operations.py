@@ -139,7 +139,7 @@ def parse_damage(error: Exception) -> DamagedIck | None:
         return None
     return DamagedIck(
         f"{found['found']}; nothing was written. "
-        "penstock.clients.ick.ick_repair repairs the Ick, and moves foreign content aside"
+        "penstock.clients.repair repairs the Ick, and moves foreign content aside"
     )
 
 

@@ -127,7 +127,7 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
     if "WRONGTYPE" in str(error):
         return DamagedIck(
             f"{shard}: a key of the Ick holds another type; penstock doctor names it, "
-            "penstock.clients.ick.ick_repair repairs the Ick"
+            "penstock.clients.repair repairs the Ick"
         )
     return translate_error(error, f"inspecting {shard}")
 

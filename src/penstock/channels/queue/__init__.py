@@ -8,6 +8,10 @@ letter.  A lease that ends by itself gives the message to another reader, and th
     declared_limits  what a pipeline declares, and how it is kept
     shard        a shard, and how a queue is divided into them: ``lua/queue/``
     publishing   writing by a pipeline
+    queue_reader ``QueueReader`` and its ``Lease``: rounds and waits
+    rounds       what a reader remembers between two rounds
+    leases       what a reader holds, and its heartbeat
+    adoption     moves a plain stream into a queue
     stats        what a queue holds
     inspection   what reports ask of several shards
 """

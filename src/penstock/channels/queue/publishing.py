@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.channels.batch_outcomes import Appended, Reply, parse_reply
 from penstock.channels.commands import RedisClient
 from penstock.channels.driving import Steps
-from penstock.channels.log.appending import Appended, Reply, parse_reply
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.shard import ITEMS, QueueShard, run
 from penstock.channels.routing import choose_hand, log_keys, queue_keys

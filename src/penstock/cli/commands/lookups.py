@@ -13,12 +13,13 @@ import typer
 
 from penstock.channels.channel_kinds import get_kind
 from penstock.channels.log.follower import Follower
+from penstock.channels.log.log_reader import LogReader
+from penstock.channels.log.log_slices import LogSlice
 from penstock.channels.log.streams import extents
 from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
 from penstock.cli.render import say, show, show_json, with_payload
-from penstock.clients import LogReader, LogSlice
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.display import format_count, format_seconds

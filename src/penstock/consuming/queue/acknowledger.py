@@ -9,8 +9,8 @@ from time import monotonic, sleep
 import structlog
 
 from penstock.channels.isolation import UNUSABLE
+from penstock.channels.queue.queue_reader import QueueReader
 from penstock.channels.queue.shard import ITEMS
-from penstock.clients import QueueReader
 from penstock.consuming.queue.outbox import Ended, Outbox
 from penstock.consuming.queue.worker_slots import Prefetch
 from penstock.errors import PenstockError

@@ -12,7 +12,7 @@ from time import monotonic
 
 from typing_extensions import override
 
-from penstock.clients import Lease
+from penstock.channels.queue.queue_reader import Lease
 
 
 class Inbox(ABC):

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 import psycopg
 import structlog
 
-from penstock.clients import Lease
-from penstock.clients.queue.leases import pause_s
+from penstock.channels.queue.leases import pause_s
+from penstock.channels.queue.queue_reader import Lease
 from penstock.consuming.deliverer import MAX_PAUSE_S, MAX_REMEMBERED, Refusals, is_long, retry_conflicts, spread
 from penstock.consuming.delivery import (
     NO_FAILURE,

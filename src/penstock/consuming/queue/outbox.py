@@ -12,8 +12,8 @@ from queue import SimpleQueue
 from threading import Condition
 from time import monotonic
 
+from penstock.channels.queue.queue_reader import Lease
 from penstock.channels.queue.shard import Settlement
-from penstock.clients import Lease
 from penstock.consuming.delivery import Counts
 from penstock.errors import ServerReplaced, ServerUnavailable
 

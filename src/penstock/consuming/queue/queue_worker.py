@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from penstock.channels.isolation import UNUSABLE, isolated
 from penstock.channels.queue.declared_limits import NewestLimits
+from penstock.channels.queue.queue_reader import QueueReader
 from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
-from penstock.clients import QueueReader
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup

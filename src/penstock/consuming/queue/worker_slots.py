@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from penstock.clients import Lease
+from penstock.channels.queue.queue_reader import Lease
 from penstock.consuming.handler import exit_text, task_error_log
 from penstock.consuming.queue.inbox import Inbox, TaskInbox, ThreadInbox
 from penstock.consuming.queue.job_deliverer import JobDeliverer, SharedParts, released, retried

@@ -7,12 +7,12 @@ from redis.exceptions import ResponseError as RedisResponseError
 
 from penstock.channels.acl import SAVE, find_users, find_users_file
 from penstock.channels.channel_kinds import get_kind
+from penstock.channels.ick.ick_repair import repair
 from penstock.channels.isolation import ShardError
 from penstock.channels.log.streams import extents, read, read_newest
 from penstock.channels.queue.inspection import CheckedShard, QueueStatus, check_queues, find_foreign_keys
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, find_refusal, pipelined, redis_errors
-from penstock.clients import repair
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.display import format_count
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting

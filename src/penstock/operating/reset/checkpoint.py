@@ -12,9 +12,9 @@ from typing import Any, Literal
 import structlog
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.ick.ick_repair import repair
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
-from penstock.clients import repair
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels

@@ -49,12 +49,11 @@ from pyspark.sql.types import (
 )
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.ick.dirty_list import add_each, checked_keys
 from penstock.channels.ick.operations import Mark, read_marks
+from penstock.channels.ick.reservations import ALL_MEMBERS, Busy, HolderWatch, Reservation, Reservations, Superseded
 from penstock.channels.routing import ick_keys, ick_shard_keys
 from penstock.channels.server import pipelined, redis_errors
-from penstock.clients import Busy, Reservation, Reservations, Superseded
-from penstock.clients.ick.dirty_list import add_each, checked_keys
-from penstock.clients.ick.reservations import ALL_MEMBERS, HolderWatch
 from penstock.declaring.kinds import Ick, checked_name
 from penstock.errors import InvalidRecord, InvalidSetting, PenstockError
 from penstock.records import to_time

@@ -14,8 +14,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.batches.columns import Columns
+from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff, Foreign, Unusable
 from penstock.channels.commands import RedisClient
-from penstock.channels.log.appending import Appended, Batch, Behind, FencedOff, Foreign, Unusable, append_ahead
+from penstock.channels.log.appending import append_ahead
 from penstock.channels.routing import log_keys
 from penstock.channels.server import pipelined
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting

@@ -10,9 +10,9 @@ from penstock.batches.columns import Codec, Columns
 from penstock.batches.entry import MAX_RECORDS
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
+from penstock.channels.log.arguments import check_choice, check_number, check_seconds
 from penstock.channels.routing import log_keys
 from penstock.channels.scripts import Argument, Call, Operation, as_text, operate
-from penstock.clients.log.arguments import check_choice, check_number, check_seconds
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, MAX_SHARDS, checked_name, shard_for_key
 from penstock.declaring.unique import checked_text
 from penstock.errors import AppendRefused, ForeignLog, InvalidLogCall, ServerUnavailable

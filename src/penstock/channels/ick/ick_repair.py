@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.ick.dirty_list import checked_keys, run_each
 from penstock.channels.ick.operations import all_keys
 from penstock.channels.routing import IckKeys
 from penstock.channels.scripts import Call, Operation, as_text
-from penstock.clients.ick.dirty_list import checked_keys, run_each
 from penstock.errors import DamagedIck
 
 

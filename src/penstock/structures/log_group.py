@@ -5,13 +5,14 @@ from typing import Any, Self, TypeVar, get_args
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Request, Steps, both
+from penstock.channels.log.arguments import check_number
 from penstock.channels.scripts import Call, script
 from penstock.channels.server import redis_errors
-from penstock.clients.log.arguments import GroupOptions, Start, check_number
-from penstock.clients.log.group_results import GroupState, Taken, parse_moved
-from penstock.clients.log.turns import GroupReader
 from penstock.declaring.kinds import LogChannel
 from penstock.records import Offset, OffsetRange, Record, ShardName
+from penstock.structures.group_options import GroupOptions, Start
+from penstock.structures.group_results import GroupState, Taken, parse_moved
+from penstock.structures.turns import GroupReader
 
 C = TypeVar("C", bound=RedisCommands)
 T = TypeVar("T")

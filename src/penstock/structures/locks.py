@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient
 from penstock.channels.driving import Asynchronous, Blocking, Steps, both
-from penstock.clients.calls import Text, checked_ms
-from penstock.clients.pins import Granted, GrowingPause, LockName, LockRefusal, PinOperations, lock_name, shown
 from penstock.errors import LockBusy, PenstockError, StaleLease
+from penstock.structures.calls import Text, checked_ms
+from penstock.structures.pins import Granted, GrowingPause, LockName, LockRefusal, PinOperations, lock_name, shown
 
 C = TypeVar("C")
 G = TypeVar("G")

@@ -16,12 +16,12 @@ import structlog
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import Asynchronous, Blocking, Request, Sleep, Steps, both, drive
 from penstock.channels.isolation import UNUSABLE
+from penstock.channels.queue.adoption import PlainStream, adopt
+from penstock.channels.queue.leases import PROCESS, Held, LeaseBook, LeaseHeartbeat, stale
 from penstock.channels.queue.queue_messages import checked_count
+from penstock.channels.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, translated
 from penstock.channels.server import redis_errors
-from penstock.clients.queue.adoption import PlainStream, adopt
-from penstock.clients.queue.leases import PROCESS, Held, LeaseBook, LeaseHeartbeat, stale
-from penstock.clients.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds
 from penstock.errors import ForeignLog, InvalidMessage, PenstockError, ServerUnavailable, TenantFull
 
 log = structlog.get_logger("penstock.queue")

@@ -31,9 +31,9 @@ from enum import Enum
 from typing import Any, Final, TypeVar
 
 from penstock.channels.commands import RedisClient
+from penstock.channels.ick.dirty_list import checked_keys, run_each
 from penstock.channels.ick.operations import Mark, Member, all_keys, check_size, encode_members, read_marks
 from penstock.channels.scripts import Argument, Call, Operation, as_text
-from penstock.clients.ick.dirty_list import checked_keys, run_each
 
 T = TypeVar("T")
 R = TypeVar("R", bound="CurrentReservation")

@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.channels.driving import Sleep, Steps
 from penstock.channels.scripts import Argument
-from penstock.clients.calls import Text, call, checked_count, checked_keys, checked_ms, checked_text, checked_wait_s
 from penstock.parallel import Backoff
+from penstock.structures.calls import Text, call, checked_count, checked_keys, checked_ms, checked_text, checked_wait_s
 
 MAX_NUMBER = 2**52
 """Upper bound of ``above``: what Lua can count."""

@@ -9,11 +9,11 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.conftest import Where
 from fixtures.clients import RedisClient, connect_redis, connect_redis_async
 from penstock.clients import AsyncVolatileHash, VolatileHash
 from penstock.errors import ForeignStructure, InvalidStructureCall, PenstockError, ServerUnavailable
 from penstock.testing import eventually
+from structures.conftest import Where
 
 FIELDS, TIMES = "penstock:{sessions}:volatile", "penstock:{sessions}:volatile-times"
 

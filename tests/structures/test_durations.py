@@ -18,9 +18,9 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, event
 
 from fixtures.sent import listen
 from penstock import Unique, clients
+from penstock.channels.ick.reservations import HolderWatch
+from penstock.channels.queue.rounds import ReaderOptions
 from penstock.clients import FairQueue, LogGroup, LogReader, LogWriter, PinnedKeys, PlainStream, VolatileHash
-from penstock.clients.ick.reservations import HolderWatch
-from penstock.clients.queue.rounds import ReaderOptions
 from penstock.errors import LockBusy
 
 S, MS, US = 0.125, "125", "125000"

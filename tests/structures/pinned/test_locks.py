@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from clients.pinned.test_pinned_keys import KEYS
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from penstock.channels.scripts import script
 from penstock.clients import AsyncPinnedKeys, PinnedKeys
 from penstock.errors import LockBusy, ServerUnavailable, StaleLease
 from penstock.testing import eventually
+from structures.pinned.test_pinned_keys import KEYS
 
 
 def test_one_holds_the_lock_at_a_time(pins: PinnedKeys) -> None:

@@ -5,13 +5,13 @@ from typing import Any, Self, TypeVar
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
+from penstock.channels.queue.adoption import PlainStream, adopt
 from penstock.channels.queue.inspection import foreign_keys
 from penstock.channels.queue.queue_messages import DeadMessage, NewMessage, Written
+from penstock.channels.queue.queue_reader import AsyncQueueReader, QueueReader
 from penstock.channels.queue.shard import QueueShape, QueueShard, translated, worker_name
 from penstock.channels.queue.stats import Explanation, QueueStats, explanation, sum_stats
 from penstock.channels.server import connect_redis, connect_redis_async
-from penstock.clients.queue.adoption import PlainStream, adopt
-from penstock.clients.queue.queue_reader import AsyncQueueReader, QueueReader
 from penstock.declaring.unique import TenantLimits, checked_text
 from penstock.errors import ForeignQueue
 
@@ -52,7 +52,7 @@ class _FairQueue(Operations[C]):
 
     @both
     def adopt(self, plain: PlainStream) -> Steps[int | None]:
-        """Moves up to 100 entries of a plain stream into the queue; see ``penstock.clients.queue.adoption``.
+        """Moves up to 100 entries of a plain stream into the queue; see ``penstock.channels.queue.adoption``.
 
         Returns:
             How many; None once there is nothing left to move or to wait for.

@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy import Engine, insert, text
 
 from fixtures.clients import RedisClient, connect_redis
-from penstock.clients import calls, check_eviction, pinned_keys, queue_tracker
-from penstock.clients import hash as volatile
+from penstock.clients import check_eviction
 from penstock.errors import UnsafeSetting
+from penstock.structures import calls, pinned_keys, queue_tracker
+from penstock.structures import volatile_hash as volatile
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "keep-things-for-a-time.md").read_text()
 

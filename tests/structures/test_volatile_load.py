@@ -9,10 +9,10 @@ from time import monotonic
 
 import pytest
 
-from clients.conftest import Where
-from clients.test_volatile_hash import FIELDS, TIMES
 from fixtures.clients import RedisClient, connect_redis
 from penstock.clients import VolatileHash
+from structures.conftest import Where
+from structures.test_volatile_hash import FIELDS, TIMES
 
 WRITERS, BATCH = 8, 25
 

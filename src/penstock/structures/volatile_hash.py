@@ -13,7 +13,8 @@ from typing import Any, Literal, Self, TypeVar
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.scripts import Argument, as_text
-from penstock.clients.calls import (
+from penstock.errors import AppendRefused, InvalidStructureCall, PenstockError
+from penstock.structures.calls import (
     MAX_VALUE_BYTES,
     SLICE,
     Text,
@@ -26,7 +27,6 @@ from penstock.clients.calls import (
     checked_text,
     checked_value,
 )
-from penstock.errors import AppendRefused, InvalidStructureCall, PenstockError
 
 C = TypeVar("C", bound=RedisCommands)
 

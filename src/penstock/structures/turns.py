@@ -20,13 +20,14 @@ import structlog
 from penstock.batches.columns import CODECS, is_installed
 from penstock.channels.commands import RedisCommands
 from penstock.channels.driving import Steps
+from penstock.channels.log.arguments import MAX_COUNT, check_number, refuse_left_out, wait_for_more
+from penstock.channels.log.log_reader import MAX_BYTES
 from penstock.channels.routing import GroupKeys, group_keys, next_shards
 from penstock.channels.scripts import Call, script
-from penstock.clients.log.arguments import MAX_COUNT, GroupOptions, check_number, refuse_left_out, wait_for_more
-from penstock.clients.log.group_results import GroupState, ShardRead, Taken, parse_read, parse_state
-from penstock.clients.log.log_reader import MAX_BYTES
 from penstock.errors import PenstockError
 from penstock.records import Offset, ShardName
+from penstock.structures.group_options import GroupOptions
+from penstock.structures.group_results import GroupState, ShardRead, Taken, parse_read, parse_state
 
 log = structlog.get_logger("penstock.log")
 

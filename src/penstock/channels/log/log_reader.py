@@ -10,11 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.batches.record_batch import Records
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.channels.log.stream_entries import parse_entries, take_within
-from penstock.channels.routing import log_keys, next_shards
-from penstock.channels.scripts import Call, Operation, as_text, operate
-from penstock.channels.server import redis_errors
-from penstock.clients.log.arguments import (
+from penstock.channels.log.arguments import (
     NEWEST,
     Source,
     check_number,
@@ -24,7 +20,11 @@ from penstock.clients.log.arguments import (
     refuse_left_out,
     wait_for_more,
 )
-from penstock.clients.log.log_slices import LogInfo, LogSlice
+from penstock.channels.log.log_slices import LogInfo, LogSlice
+from penstock.channels.log.stream_entries import parse_entries, take_within
+from penstock.channels.routing import log_keys, next_shards
+from penstock.channels.scripts import Call, Operation, as_text, operate
+from penstock.channels.server import redis_errors
 from penstock.declaring.kinds import MAX_SHARDS, LogChannel, checked_channel
 from penstock.errors import ForeignLog, InvalidLogCall, LogLost
 from penstock.records import BEGINNING, Offset, Record, Shard, ShardName, checked_schema

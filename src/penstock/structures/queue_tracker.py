@@ -20,8 +20,8 @@ from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisComma
 from penstock.channels.driving import AsyncClient, BlockingClient, Operations, Steps, both
 from penstock.channels.scripts import Argument, as_text
 from penstock.channels.server import connect_redis
-from penstock.clients.calls import ask, call, check_several, checked_count, checked_keys, checked_ms, checked_text
 from penstock.errors import DeclarationError, InvalidStructureCall, PenstockError, ReadOnlyPostgres
+from penstock.structures.calls import ask, call, check_several, checked_count, checked_keys, checked_ms, checked_text
 
 C = TypeVar("C", bound=RedisCommands)
 

@@ -11,8 +11,8 @@ import structlog
 
 from penstock.channels.driving import Steps
 from penstock.channels.isolation import UNUSABLE
+from penstock.channels.queue.leases import PROCESS, Held, LeaseBook
 from penstock.channels.queue.shard import Company, QueueShape, QueueShard, Settlement, TakenMessages
-from penstock.clients.queue.leases import PROCESS, Held, LeaseBook
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.display import format_count
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable

@@ -7,10 +7,10 @@ import structlog
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Operations, Steps, both
-from penstock.clients.calls import SLICE, Text, checked_count, checked_ms, checked_value
-from penstock.clients.locks import AsyncFencedLock, FencedLock, try_lock, unlock
-from penstock.clients.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown, value_name
 from penstock.errors import LockBusy, ServerUnavailable
+from penstock.structures.calls import SLICE, Text, checked_count, checked_ms, checked_value
+from penstock.structures.locks import AsyncFencedLock, FencedLock, try_lock, unlock
+from penstock.structures.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown, value_name
 
 log = structlog.get_logger("penstock.structures")
 

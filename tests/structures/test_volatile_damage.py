@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 import redis
 
-from clients.conftest import Where
-from clients.test_volatile_hash import EVERY, FIELDS, TIMES
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.topologies import Cluster
 from penstock.clients import VolatileHash
 from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.testing import eventually
+from structures.conftest import Where
+from structures.test_volatile_hash import EVERY, FIELDS, TIMES
 
 NEEDED = [
     "evalsha",

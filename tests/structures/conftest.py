@@ -10,8 +10,8 @@ import redis
 
 from fixtures.clients import RedisClient, connect_redis
 from penstock.clients import VolatileHash
-from penstock.clients.hash import Scheme
 from penstock.embedded import EmbeddedRedis
+from penstock.structures.volatile_hash import Scheme
 
 
 @dataclass(frozen=True)

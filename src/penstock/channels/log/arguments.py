@@ -1,9 +1,8 @@
-"""Arguments of readers, writers and groups of a log, checked, and steps that readers and groups share."""
+"""Checked arguments of readers, writers and groups of a log, and steps that readers and groups share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, Self, get_args
+from typing import Literal, get_args
 
 import redis
 import redis.asyncio
@@ -14,12 +13,15 @@ from penstock.channels.log.follower import POLL_S
 from penstock.channels.log.streams import ask_for_more
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.declaring.kinds import MAX_SHARDS, LogChannel, checked_channel, checked_name, refuse_sources
+from penstock.declaring.kinds import LogChannel, refuse_sources
 from penstock.errors import InvalidLogCall
-from penstock.records import Offset, Shard, ShardName, checked_schema
+from penstock.records import Offset, ShardName
 
 NEWEST = Offset((1 << 53) - 1)
 """Beyond every offset: a script's numbers are exact up to here."""
+
+MAX_COUNT = 1000
+"""Most records of one read."""
 
 MAX_S = 1e9
 """Upper limit of a time, in seconds, if nothing else bounds it: thirty years."""
@@ -108,84 +110,3 @@ def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName])
             f"is {shards}, and Redis has {', '.join(written)}: the log was resharded, and their records would be left "
             "out. Give the number of all shards that it ever had, shards=…; `penstock status` shows them",
         )
-
-
-MAX_COUNT = 1000
-"""Most records of one read."""
-
-MAX_PENDING = 100_000
-"""The largest ``max_pending``: so many are looked at when the cursor is moved."""
-
-MIN_RETRY_S, MAX_RETRY_S = 0.01, 30 * 86_400.0
-
-Start = Literal["first", "last"]
-"""Start of a new group: at the first record that the log has, or after the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
-    """Options of a group; all of its readers name the same.
-
-    Attributes:
-        log: Name of the log.
-        group: Name of the group.
-        shards: Number of the log's shards.
-        namespace: First part of the keys.
-        start: Where the group begins if there is none yet; None: it must exist.
-        retry_s: Records that are not acknowledged are delivered again after so many seconds; None: nothing is acknowledged,
-            and each record is delivered at most once.
-        expire_s: Records that are not acknowledged so many seconds after the first delivery are dropped; None: never.
-        max_pending: With so many unacknowledged records, a shard gives no new ones.
-        evicted: What a read does at records that were evicted: ``refuse`` raises ``Gap``, ``skip`` goes on and reports them.
-    """
-
-    log: str
-    group: str
-    shards: int = 1
-    namespace: str = "penstock"
-    start: Start | None = "first"
-    retry_s: float | None = None
-    expire_s: float | None = None
-    max_pending: int = 1000
-    evicted: Literal["refuse", "skip"] = "refuse"
-
-    def __post_init__(self) -> None:
-        """Checks them."""
-        checked_channel(self.log)
-        checked_name(self.group, "group")
-        checked_schema(self.namespace, "namespace")
-        check_number("shards", self.shards, 1, MAX_SHARDS)
-        check_number("max_pending", self.max_pending, 1, MAX_PENDING)
-        for field, seconds in (("retry_s", self.retry_s), ("expire_s", self.expire_s)):
-            if seconds is not None:
-                check_seconds(field, seconds, MIN_RETRY_S, MAX_RETRY_S)
-        if self.expire_s is not None and self.retry_s is None:
-            raise InvalidLogCall("expire_s", "needs retry_s: without it, nothing is pending")
-        check_choice("start", self.start, ("first", "last", None))
-        check_choice("evicted", self.evicted, ("refuse", "skip"))
-
-    @classmethod
-    def make(cls, log: LogChannel | str, group: str, options: dict[str, Any]) -> Self:
-        """The options for a channel of a pipeline, which has a number of shards, or for the name of a log.
-
-        Raises:
-            InvalidName: A name or the namespace is not valid.
-            InvalidLogCall: One of them is out of range.
-            DeclarationError: The log is read from several sources.
-        """
-        name, shards = name_and_shards(log)
-        return cls(name, group, **{"shards": shards, **options})
-
-    def shard(self, number: int) -> ShardName:
-        """One of the log's shards.
-
-        Raises:
-            InvalidLogCall: It has no such shard.
-        """
-        check_number("shard", number, 0, self.shards - 1)
-        return ShardName(self.log, Shard(number))
-
-    @property
-    def most(self) -> int | None:
-        """Most that may be pending; None if nothing is acknowledged."""
-        return None if self.retry_s is None else self.max_pending

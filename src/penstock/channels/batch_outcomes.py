@@ -1,0 +1,148 @@
+"""Batches of a publisher, and their outcomes, whatever the kind of channel.
+
+A script compares before it appends, marks or writes, and replies alike for all kinds: ``parse_reply``.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis
+
+from penstock.batches.columns import CODECS, Columns
+from penstock.channels.isolation import UNUSABLE, ShardError
+from penstock.channels.server import REDIS_ERRORS, REFUSALS, RedisFailure, translate_error
+from penstock.errors import AppendRefused, ForeignLog, UnpublishableRecord
+from penstock.records import Epoch, Offset, ShardName
+
+_SERVER_REFUSALS = (*REFUSALS, "BUSY", "UNKILLABLE")
+"""Words of error replies that are about the server, whatever was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive records of a shard, ready to be appended."""
+
+    shard: ShardName  # where they belong
+    epoch: Epoch  # the epoch of the publisher
+    first: Offset  # offset of the first record
+    begins: bool  # no record before ``first`` exists any more: a log that ends before it may begin here
+    columns: Columns  # the records
+    plain: bool = False  # whether each record is to be an entry of its own
+
+    def stored_as(self, entries: str) -> "Batch":
+        """The batch as a channel stores it: ``plain``, or how its columns are compressed.  Raises ``CodecMissing``."""
+        if entries == "plain":
+            return replace(self, plain=True)
+        [codec] = (codec for codec in CODECS if codec == entries)
+        return replace(self, columns=self.columns.compressed(codec), plain=False)
+
+    def after(self, offset: Offset) -> "Batch":
+        """The records after one of its own, which is not the last."""
+        rows = [*self.columns.rows()][offset + 1 - self.first :]
+        columns = Columns.pack(rows).compressed(self.columns.codec)
+        return replace(self, first=Offset(offset + 1), begins=False, columns=columns)
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return self.columns.count
+
+    @property
+    def last(self) -> Offset:
+        """Offset of the last record."""
+        return Offset(self.first + self.count - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The log now ends at ``tail``; ``added`` of the records were new to it."""
+
+    tail: Offset
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The log ends at ``tail``, before the batch: nothing was added."""
+
+    tail: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class FencedOff:
+    """A publisher of the newer ``epoch`` has written: nothing was added."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The entry at ``offset`` has the record id ``id``, which is not the one that belongs there: nothing was added."""
+
+    offset: Offset
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A key of the shard holds something that Penstock did not write, or Redis does not take a record: nothing was added."""
+
+    error: ShardError
+
+
+Reply = Appended | Behind | FencedOff | Foreign | Unusable
+"""Outcome of a batch."""
+
+
+def parse_reply(answer: Any, what: str) -> Reply:
+    """The result of a script that compares and appends or marks.
+
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
+    """
+    if isinstance(answer, REDIS_ERRORS):
+        return Unusable(_error_of_one_call(answer, what))
+    match answer:
+        case [b"appended", int(tail), int(added)]:
+            return Appended(Offset(tail), added)
+        case [b"behind", int(tail)]:
+            return Behind(Offset(tail))
+        case [b"fenced", int(epoch)]:
+            return FencedOff(Epoch(epoch))
+        case [b"foreign", int(offset), bytes(record_id)]:
+            return Foreign(Offset(offset), record_id.decode(errors="replace"))
+        case _:
+            return Unusable(make_foreign(what, answer))
+
+
+def _error_of_one_call(answer: RedisFailure, what: str) -> ShardError:
+    """The error of the shard; raises one that is about the server."""
+    error = translate_error(answer, what)
+    if isinstance(error, AppendRefused) and _is_about_one_call(answer):
+        return UnpublishableRecord(str(error))
+    if isinstance(error, UNUSABLE):
+        return error
+    raise error from answer
+
+
+def _is_about_one_call(answer: RedisFailure) -> bool:
+    """True if an error reply concerns the keys or values of this call alone: others may succeed.
+
+    A server that takes no writes, or none of this user, says so with a word of its own.  The client has classes for most
+    of these; older servers put the word into the text of the script's error.
+    """
+    if isinstance(answer, redis.exceptions.NoPermissionError):
+        return " key" in str(answer)
+    return type(answer) in {redis.ResponseError, redis.exceptions.ClusterCrossSlotError} and not any(
+        f"{word} " in str(answer) for word in _SERVER_REFUSALS
+    )
+
+
+def make_foreign(what: str, answer: Any) -> ForeignLog:
+    """The error of a reply that says that a key holds something that Penstock did not write."""
+    if not (isinstance(answer, list) and answer[:1] == [b"broken"]):
+        return ForeignLog(f"{what}: the script returned an unknown reply")
+    found = bytes(answer[1])
+    return ForeignLog(
+        f"{what}: {found.decode(errors='replace')}: not written by Penstock. Find out what writes to its keys, and delete "
+        "them: the streamer replays the shard from the journal"
+    )
