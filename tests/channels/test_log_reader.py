@@ -284,7 +284,7 @@ def test_no_wake_up_is_lost_between_a_read_and_its_wait(
         return wait(*waiting)
 
     monkeypatch.setattr(inner, "_wait", late)
-    set_constants("clients.log.log_reader", MAX_WAIT_S=60)  # nobody polls before
+    set_constants("channels.log.log_reader", MAX_WAIT_S=60)  # nobody polls before
     at = monotonic()
 
     assert offsets(reader.read_any({0: 1, 1: 1}, 10, block_s=60)[1]) == [1]
@@ -312,7 +312,7 @@ def test_a_log_that_lost_its_newest_records_differs_from_one_that_has_none_yet(
 def test_a_reader_that_waits_notices_that_the_log_lost_its_newest_records(
     filled_log: FilledLog, make_reader: MakeReader, set_constants: SetConstants
 ) -> None:
-    set_constants("clients.log.log_reader", MAX_WAIT_S=0.1)
+    set_constants("channels.log.log_reader", MAX_WAIT_S=0.1)
     filled_log.add(20)
     reader = make_reader()
     reader.read(0, 1, 20)

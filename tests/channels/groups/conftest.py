@@ -66,7 +66,7 @@ def packed(redis_client: redis.Redis, redis_url: str) -> Iterator[GroupedLog]:
 @pytest.fixture
 def in_turn(set_constants: SetConstants) -> None:
     """A reader that the machine keeps busy for a while is not passed over by the others."""
-    set_constants("clients.log.turns", GRACE_S=60.0, VALID_MS=600_000)
+    set_constants("structures.turns", GRACE_S=60.0, VALID_MS=600_000)
 
 
 Reader = Callable[..., LogGroup]

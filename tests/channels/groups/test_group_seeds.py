@@ -369,7 +369,7 @@ def test_what_is_dropped_makes_room_at_the_limit(work: GroupedLog, reader: Reade
 def test_at_the_limit_records_are_delivered_again_as_soon_as_they_are_due(
     work: GroupedLog, reader: Reader, set_constants: SetConstants
 ) -> None:
-    set_constants("clients.log.turns", HEARTBEAT_S=600.0, FULL_S=600.0)
+    set_constants("structures.turns", HEARTBEAT_S=600.0, FULL_S=600.0)
     work.append(5)
     group = reader(retry_s=0.1, max_pending=2)
     group.read()
@@ -382,7 +382,7 @@ def test_at_the_limit_records_are_delivered_again_as_soon_as_they_are_due(
 def test_a_reader_that_waits_at_the_limit_goes_on_after_an_acknowledgement(
     work: GroupedLog, reader: Reader, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
-    set_constants("clients.log.turns", HEARTBEAT_S=600.0)
+    set_constants("structures.turns", HEARTBEAT_S=600.0)
     work.append(3)
     group = reader(retry_s=60, max_pending=2)
     taken = group.read()

@@ -70,7 +70,7 @@ def test_a_reader_of_a_name_may_read_a_part(resharded: GroupedLog, redis_url: st
 def test_a_group_that_reads_notices_that_the_log_is_resharded(
     resharded: GroupedLog, reader: Reader, set_constants: SetConstants
 ) -> None:
-    set_constants("clients.log.turns", CHECK_S=0)
+    set_constants("structures.turns", CHECK_S=0)
     group = reader(shards=5)
     assert len(group.read()) == 3
     resharded.append(1, shard=5)
