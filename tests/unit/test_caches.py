@@ -356,6 +356,8 @@ def test_what_a_database_said_is_remembered_of_it_alone() -> None:
     ] * 2
     for connection in connections:
         connection.close()
+    for engine in engines:
+        engine.dispose()
 
 
 def test_a_pause_is_that_of_an_engine_and_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,9 @@ UNDERSTOOD: dict[str, RedisUrl] = {
         service="log",
         options={"username": "app", "password": "pw", "db": 2},
     ),
+    "redis+cluster://a,b:pw@a,b,[::1]/0": RedisUrl(
+        "cluster", hosts=(("a", 6379), ("b", 6379), ("::1", 6379)), options={"username": "a,b", "password": "pw"}
+    ),
     "rediss+sentinel://a?sentinel_username=s&sentinel_password=t%26": RedisUrl(
         "sentinel", is_tls=True, hosts=(("a", 26379),), sentinel_options={"username": "s", "password": "t&"}
     ),

@@ -29,6 +29,7 @@ _KINDS: Mapping[str, Kind] = {
     "unix": "socket",
 }
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=://)", re.IGNORECASE)
+_HOSTS = re.compile(r"(?<=://)((?:[^/?#]*@)?)([^/?#]*)")
 _OPTION_NAME = re.compile(r"[a-z_]{1,40}")
 _PORTS = range(1, 65536)
 _SENTINEL_PORT, _PORT = 26379, 6379
@@ -61,8 +62,10 @@ def parse_redis_url(url: str) -> RedisUrl:
     url = url.strip()  # a secret in a file ends with a newline
     scheme = _parse_scheme(url)
     kind, is_tls = _KINDS[scheme], scheme.startswith("rediss")
+    hosts = "" if kind == "socket" else _HOSTS.findall(url)[0][1]
     try:
-        parts = urlsplit(url)
+        # Newer releases of Python refuse an address in brackets among several hosts: those are parsed below.
+        parts = urlsplit(_HOSTS.sub(r"\1", url, count=1) if "," in hosts else url)
     except ValueError:
         raise _invalid(f"the host cannot be understood. {_ENCODED}") from None
     if parts.fragment:
@@ -72,7 +75,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     return RedisUrl(
         kind,
         is_tls,
-        () if kind == "socket" else _parse_hosts(parts, kind),
+        () if kind == "socket" else _parse_hosts(hosts, kind),
         _parse_path(parts) if kind == "socket" else "",
         service,
         _parse_user(parts) | {name: value for name, value in options.items() if not name.startswith("sentinel_")},
@@ -98,8 +101,8 @@ def _parse_user(parts: SplitResult) -> dict[str, Any]:
     return {name: unquote(value) for name, value in given.items() if value}
 
 
-def _parse_hosts(parts: SplitResult, kind: Kind) -> tuple[tuple[str, int], ...]:
-    listed = parts.netloc.rpartition("@")[2].split(",")
+def _parse_hosts(hosts: str, kind: Kind) -> tuple[tuple[str, int], ...]:
+    listed = hosts.split(",")
     if kind == "server" and len(listed) > 1:
         raise _invalid("it has several hosts; that takes redis+cluster:// or redis+sentinel://. " + _ENCODED)
     default = _SENTINEL_PORT if kind == "sentinel" else _PORT
