@@ -14,7 +14,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm lowest mutants bench lint pages picture site lock clean
+.PHONY: help venv demo test test-spark storm lowest newest between mutants bench lint pages manifests picture site release release-check lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -36,8 +36,14 @@ test-spark: venv  ## those that need Spark: its engine, its sources, reconciling
 storm: venv  ## the longest tests: kills and faults under load (one of them takes STORM_FAULTS)
 	@$(BIN)/python -m pytest -m storm $(ARGS)
 
-lowest: venv  ## a part of the tests, on the oldest dependencies that pyproject.toml allows
-	@.ci/lowest $(ARGS)
+lowest: venv  ## a part of the tests, on the oldest dependencies and servers that are allowed
+	@.ci/versions lowest $(ARGS)
+
+newest: venv  ## the same part, on the newest Python and servers
+	@.ci/versions newest $(ARGS)
+
+between: venv  ## statements and README on servers between the oldest and the newest
+	@.ci/versions between $(ARGS)
 
 mutants: venv  ## make mistakes in the code, and see which the tests catch; by hand
 	@$(UV) pip install --quiet --no-config --python $(BIN)/python --group mutants
@@ -59,11 +65,24 @@ lint: venv  ## formatter, linter, types, who may import whom, dead code, spellin
 pages: venv  ## write the pages of commands, settings and metrics from the code
 	$(BIN)/python docs/reference/command_line.py
 
+manifests:  ## write deploy/kubernetes from the chart in deploy/helm
+	.ci/programs helm-4.1
+	for name in init streamer consumer nightly console monitoring scaling; do \
+		/var/tmp/penstock-programs-$$(id -u)/helm-4.1/bin/helm template penstock deploy/helm/penstock \
+			--values deploy/helm/kustomize-values.yaml --show-only templates/$$name.yaml >deploy/kubernetes/$$name.yaml || exit; \
+	done
+
 picture: venv  ## write the console's picture, of the demo at work; needs chromium
 	$(BIN)/python docs/picture.py
 
 site: venv  ## build the documentation as a site, in site/, with the API's pages; a dead link fails
 	$(BIN)/python docs/site.py
+
+release:  ## write VERSION=0.2.0: its changelog and its upgrade page
+	@.ci/release cut $(VERSION)
+
+release-check: venv  ## build HEAD twice into dist/, and check what a user would install
+	@.ci/release check
 
 lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
 	$(COMPILE) --extra demo --group dev --output-file requirements.lock

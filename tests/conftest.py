@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from platform import python_version
 
 import pytest
@@ -31,7 +32,7 @@ pytest_plugins = [
     "fixtures.books",
     "fixtures.jobs",
     "fixtures.engines",
-    "fixtures.spark",
+    *(["fixtures.spark"] if find_spec("pyspark") else []),  # make newest has none
     "fixtures.proxy",
     "fixtures.pooler",
     "fixtures.topologies",

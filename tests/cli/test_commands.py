@@ -14,7 +14,7 @@ import redis
 from fixtures.command_line import PENSTOCK, CommandLine, Started
 from fixtures.proxy import Harm, Proxy, behind
 from penstock.channels.log.streams import extents
-from penstock.cli.app import COMMANDS
+from penstock.cli.app import COMMANDS, WITHOUT_GIL, main
 from penstock.database.connections import Connection
 from penstock.records import Shard, ShardName
 from penstock.testing import eventually
@@ -493,6 +493,18 @@ def test_the_version_is_shown() -> None:
     done = subprocess.run([PENSTOCK, "--version"], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("penstock ")
+
+
+def test_a_python_without_its_gil_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a Python is not here: what it answers is."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    monkeypatch.setattr(sys, "argv", ["penstock", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert (ended.value.code, capsys.readouterr()) == (2, ("", f"{WITHOUT_GIL}\n"))
 
 
 def test_help_shows_every_command_with_its_own_description() -> None:

@@ -22,6 +22,7 @@ PAGE = DOCS / "tutorial" / "first-pipeline.md"
 
 
 @pytest.mark.slow
+@pytest.mark.page
 def test_the_tutorial_ends_as_it_says(tmp_path: Path) -> None:
     """It takes some seconds: its pipeline starts servers of its own, twice."""
     penstock = CommandLine(tmp_path)
@@ -93,6 +94,7 @@ def write_program(penstock: CommandLine, tutorial: str, name: str, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.page
 def test_the_copy_of_the_third_tutorial_ends_as_it_says(
     penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +118,7 @@ def test_the_copy_of_the_third_tutorial_ends_as_it_says(
 
 
 @pytest.mark.slow
+@pytest.mark.page
 def test_the_queue_of_the_second_tutorial_ends_as_it_says(
     penstock: CommandLine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ The module of a command is imported only when that command is run or asked for i
 fast.  A test compares the sentences below with those of the commands.
 """
 
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -154,6 +155,15 @@ def _penstock(
     del show_version
 
 
+WITHOUT_GIL = (
+    "penstock: this Python runs without its GIL, where the drivers of Postgres and Redis are not tested: "
+    "take Python's ordinary build, or set PYTHON_GIL=1"
+)
+
+
 def main() -> None:
-    """Runs the command given on the command line, and exits."""
+    """Runs the command given on the command line, and exits; refuses a Python without its GIL."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        print(WITHOUT_GIL, file=sys.stderr)
+        sys.exit(2)
     app()
