@@ -37,7 +37,8 @@ _SETTINGS = """\
 
 {generated}
 
-Where does a command take a setting from?
+*Where does a command take a setting from?*
+
 From the first of these that has it:
 
 1. the option of the command, such as `--database-url …`;
@@ -45,8 +46,7 @@ From the first of these that has it:
 3. `[tool.penstock]` in the `pyproject.toml` of the working directory;
 4. its default.
 
-URLs contain passwords: prefer the environment for them, because options are visible in the process list.
-They are never written to logs or errors.
+Give URLs with passwords in the environment, because options are visible in the process list. They are never written to logs or errors.
 
 | setting | in the environment | takes | default | what it is |
 | --- | --- | --- | --- | --- |
@@ -69,8 +69,10 @@ _COMMANDS = """\
 
 {generated}
 
-Data goes to stdout, messages and the log to stderr; `--json` prints it as JSON.
-Commands that change something an operator has to decide show a plan first; `--apply` carries it out.
+*Which commands and options are there, and what do their exit codes mean?*
+
+Data goes to stdout, messages and the log to stderr; `--json` prints data as JSON.
+Commands that take `--apply` only show a plan without it.
 SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
 
 | exit code | meaning |
@@ -87,14 +89,13 @@ _METRICS = """\
 
 {generated}
 
-What does a figure count, and by which labels?
-How to get them: [watch it from outside](../how-to/watch-it-from-outside.md).
+*What does a figure count, and by which labels?*
 
 ## Of the state
 
-`penstock metrics` prints the state of the pipeline, or serves it: [how to watch it](../how-to/watch-with-prometheus.md).
-Names of consumers and channels are those that are registered or declared, at most 1,000 each; the rest, and names of channels that a producer has made up, share `_other`.
-Counters are kept in Postgres and Redis: a restart of anything does not set them back.
+[`penstock metrics`](../how-to/watch-with-prometheus.md) prints or serves the state of the pipeline.
+At most 1,000 consumers and channels have series of their own; the others, and undeclared channels, share `_other`.
+Counters are kept in Postgres and Redis, so no restart resets them.
 
 | metric | kind | labels | what it is |
 | --- | --- | --- | --- |
@@ -102,15 +103,14 @@ Counters are kept in Postgres and Redis: a restart of anything does not set them
 
 ## Of a process
 
-From `/metrics` of a process with `--listen`; they begin at 0 with the process.
-Each has the label `schema`; there is never one of a tenant, a key, a shard or a process.
-A histogram has `_bucket`, `_sum` and `_count`.
+From [`/metrics` of a process with `--listen`](../how-to/watch-it-from-outside.md); they begin at 0 with the process.
+Each also has the label `schema`. A histogram has `_bucket`, `_sum` and `_count`.
 
 | metric | kind | labels | what it is |
 | --- | --- | --- | --- |
 {process}
 
-An error's class is a label of {errors} classes at most in a process; further ones are `_OTHER`.
+The label `error_type` has at most {errors} classes in a process; further ones are `_OTHER`.
 """
 
 
@@ -161,10 +161,12 @@ def _list_options(names: Iterable[str]) -> str:
     return ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
 
 
-def _render_command(path: str, command: Any) -> Iterator[str]:
+def _render_command(path: str, command: Any, shown: set[str] | None = None) -> Iterator[str]:
+    """The section of a command; parameters that are in ``shown``, those of its group so far, are only named."""
     if hasattr(command, "commands"):
         yield from _render_group(path, command)
         return
+    shown = set() if shown is None else shown
     own = [p for p in command.params if not _is_setting(p) and p.name != "help"]
     arguments = [p for p in own if p.param_type_name == "argument"]
     options = [p for p in own if p.param_type_name == "option"]
@@ -173,10 +175,14 @@ def _render_command(path: str, command: Any) -> Iterator[str]:
     yield " ".join((command.help or "").split())
     yield ""
     listed = [*arguments, *(p for p in options if p.help not in EXPLAINED)]
-    for parameter in listed:
-        yield f"- {_format_name(parameter)}: {' '.join((parameter.help or '').split())}"
-    if listed:
+    lines = {_render_parameter(parameter): parameter for parameter in listed}
+    yield from (line for line in lines if line not in shown)
+    if lines.keys() - shown:
         yield ""
+    if repeated := [_format_short_name(parameter) for line, parameter in lines.items() if line in shown]:
+        yield f"As above: {', '.join(repeated)}."
+        yield ""
+    shown.update(lines)
     extra = [p.opts[0] for p in options if p not in listed]
     extra += [p.opts[0] for p in command.params if _is_setting(p) and p.name not in COMMON]
     if extra:
@@ -189,12 +195,21 @@ def _render_group(path: str, group: Any) -> Iterator[str]:
     yield ""
     yield (group.help or "").strip()
     yield ""
+    shown: set[str] = set()
     for name, each in group.commands.items():
-        yield from _render_command(f"{path} {name}", each)
+        yield from _render_command(f"{path} {name}", each, shown)
 
 
 def _is_setting(parameter: Any) -> bool:
     return getattr(parameter, "rich_help_panel", None) == SETTINGS_PANEL
+
+
+def _render_parameter(parameter: Any) -> str:
+    return f"- {_format_name(parameter)}: {' '.join((parameter.help or '').split())}"
+
+
+def _format_short_name(parameter: Any) -> str:
+    return _format_name(parameter) if parameter.param_type_name == "argument" else f"`{parameter.opts[0]}`"
 
 
 def _format_name(parameter: Any) -> str:

@@ -88,7 +88,7 @@ class Settings:
     """The settings of a command.
 
     Attributes:
-        app: The application's pipeline; imported from the working directory, too.
+        app: The application's pipeline, as module:attribute; the working directory is searched too.
         database_url: The primary Postgres: postgresql://user:password@host/database. Without both URLs, a command at a terminal, or
             with data_directory, uses an embedded Postgres and Valkey.
         redis_url: The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or
@@ -100,13 +100,13 @@ class Settings:
         engine: Execution engine: Spark, or a single Python process; in the demo also stealing, where requests do the work. With
             auto, run takes Spark if it is installed; verify, reconcile and consume only for DataFrames, Parquet, --master or
             --conf.
-        idle: Longest pause after a round that found no records.
+        idle: Maximum pause after a round without records.
         prepare: Use prepared statements. Behind a pooler none are used.
         share: Share of the shards that this streamer publishes beside others, such as 1/2; the first also sequences. By default
             all.
-        listen: Where this process answers /livez, /readyz and, with penstock-outbox[prometheus], /metrics over HTTP; a port alone is for
-            this machine. By default nowhere.
-        concurrency: Jobs that each worker of a queue does at the same time; by default as the worker declares it.
+        listen: Address at which this process serves /livez, /readyz and, with penstock-outbox[prometheus], /metrics
+            over HTTP; a port alone is for this machine. By default none.
+        concurrency: Jobs at a time for each worker of a queue; by default as the worker declares.
         master: Spark's master URL; by default local, with as many threads as needed.
         conf: Spark configuration, each as name=value; in the environment a JSON list.
         epoch_length: Time that a Spark task runs before it reports and is scheduled again.

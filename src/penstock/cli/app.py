@@ -40,23 +40,23 @@ _COMMANDS = """\
 Run     rocket_rides   demo          Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
 Run     installation   init          Create or upgrade Penstock's tables and declared triggers, or its roles.
 Run     services       run           Run the whole pipeline: the streamer and all consumers.
-Run     services       stream        Sequence and publish staged records; several of these may run at once.
+Run     services       stream        Sequence and publish staged records; several may run at once.
 Run     services       consume       Apply records with one consumer; several processes share its shards.
-Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun, a second Ctrl-C what was.
+Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones.
 Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
-Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks who reads or writes them.
-Inspect consoles       console       Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may.
-Inspect health         metrics       Print the pipeline's state as metrics of Prometheus, or serve them; one exporter is enough for a pipeline.
-Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.
-Inspect lookups        trace         Show what became of a record: staged, sequenced, published, applied by whom and when.
-Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1.
+Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks readers or writers.
+Inspect consoles       console       Show the pipeline in a browser: from this machine, with the printed link, unless --users.
+Inspect health         metrics       Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a pipeline.
+Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, unfinished messages.
+Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.
+Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers have applied it, else with 1.
 Inspect health         doctor        Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.
-Inspect probe          probe         Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why.
-Inspect comparisons    verify        Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.
-Repair  comparisons    reconcile     Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
-Repair  resets         replay        Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
+Inspect probe          probe         Ask a worker with --listen whether it is alive (/livez) or ready (/readyz); if not, prints why and exits with 1.
+Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs; exits with 4 if one is.
+Repair  comparisons    reconcile     Compare consumers' state with the canonical tables, while they run; exits with 4 if anything differs.
+Repair  resets         replay        Copy a range of a log, or a key, into another channel as new records; continues an interrupted replay.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
-Repair  jobs           jobs          List, show, cancel, retry or move the jobs of a queue that are not done.
+Repair  jobs           jobs          List, show, cancel, retry or move the unfinished jobs of a queue.
 Repair  jobs           queues        List or set limits of the tenants and keys of a queue.
 Repair  registrations  consumers     List, pause, rename or retire registered consumers: retention waits for them.
 Repair  registrations  channels      List channels, or change one while it is used.

@@ -50,7 +50,7 @@ DIFFERENCES = 4
 """Exit code: something differs and was not repaired, breaks, or is lost, doubled or in the wrong place."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IsKey = Annotated[bool, typer.Option("--key", help="It is a key, even if it is a number.")]
+IsKey = Annotated[bool, typer.Option("--key", help="Take it as a key, even if it is a number.")]
 OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
 OnlyShard = Annotated[int | None, typer.Option("--shard", min=0, help="Only this shard.")]
 Wanted = Annotated[

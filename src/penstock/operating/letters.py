@@ -33,11 +33,11 @@ class LetterFilter:
 
     Attributes:
         consumer: Name of the consumer.
-        channel: Only of this channel.
-        key: Only of this key.
-        error: Only with this class of error: that the reason begins with.
-        since: Only those that failed then or later: ISO 8601, or 2h for two hours ago.
-        until: Only those that failed before.
+        channel: Only letters of this channel.
+        key: Only letters of this key.
+        error: Only letters with this error class.
+        since: Only letters that failed then or later: ISO 8601, or 2h for two hours ago.
+        until: Only letters that failed before.
     """
 
     consumer: str | None = None

@@ -34,11 +34,11 @@ def verify(
     start: Annotated[str | None, typer.Option("--from", metavar="OFFSET|PLACE|TIME")] = None,
     json: Json = False,
 ) -> None:
-    """Prove that nothing is missing, doubled, changed or out of order, while everything runs; exits with 4 if something is.
+    """Prove that no record is missing, doubled, changed or out of order, while everything runs; exits with 4 if one is.
 
     Args:
         start: Begin at this offset of each shard, or with the records sequenced since this time; by default at the beginning of the
-            journal. A place, such as 'rides/2 offset 4118', begins there and compares its shard alone.
+            journal. A place, such as 'rides/2 offset 4118', compares only its shard.
     """
     with open_connections(settings, "verify") as servers, open_examiner(settings, servers) as examiner:
         # What is neither an offset nor a place is a time, which Postgres parses.
@@ -91,16 +91,16 @@ def reconcile(
     wait: Annotated[float, typer.Option(metavar="DURATION", parser=duration(zero=True))] = 60.0,
     json: Json = False,
 ) -> None:
-    """Compare what consumers hold with the canonical tables, exactly, while they run; exits with 4 if anything differs.
+    """Compare consumers' state with the canonical tables, while they run; exits with 4 if anything differs.
 
     Args:
         names: Names of reconciliations; all by default.
-        apply: Repair what differs; without it, nothing changes.
+        apply: Repair the differences; without it, nothing changes.
         whole: With --apply: repair the consumer's whole state in one transaction, and replace its position.
-        report: Write every differing key: CSV if it ends with .csv, else Parquet, on Spark.
-        values: Show the rows of both sides as well, and write them into the report: all of their values, whatever they are.
-        resume: With --apply: go on with the repairs of the last run, if it was interrupted; otherwise compare everything.
-        wait: Longest wait for a consumer at the cut.
+        report: Write every differing key to it: CSV if its name ends with .csv, else Parquet, on Spark.
+        values: Also show and report the rows of both sides, with all values.
+        resume: With --apply: continue the repairs of an interrupted run; without one, compare everything.
+        wait: Maximum wait for a consumer at the cut.
     """
     if whole and not apply:
         raise InvalidSetting("--whole replaces a state: it needs --apply")

@@ -32,15 +32,15 @@ def console(
     ] = None,
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
-    """Show the pipeline in a browser: only to this machine, and only who has the link, unless --users says who may.
+    """Show the pipeline in a browser: from this machine, with the printed link, unless --users.
 
     Args:
-        address: Where it is answered.
-        host: A further name under which it is reached.
-        users: TOML file of users: a table a name, with rights and password.
-        proxy: Believe the name of a user of --users in this header, if a proxy at this address sends it.
-        acting_database_url: Postgres for acting: pausing, resuming, dropping. Without it the console only reads.
-        hash_password: Ask for a password, print it as --users has it, and end.
+        address: Address to listen on.
+        host: Additional host name of the console.
+        users: TOML file of users: a table for each name, with rights and password.
+        proxy: Trust this header, from a proxy at this address, for the name of a user of --users.
+        acting_database_url: Postgres for actions such as pausing or retrying. Without it the console only reads.
+        hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):
         from penstock.console import access  # noqa: PLC0415  an extra

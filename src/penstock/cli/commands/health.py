@@ -297,9 +297,11 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
 @command("listen")
 def metrics(
     settings: Settings,
-    by_shard: Annotated[bool, typer.Option("--by-shard", help="Series for each shard, of up to 64.")] = False,
+    by_shard: Annotated[
+        bool, typer.Option("--by-shard", help="A series for each shard, for channels of up to 64.")
+    ] = False,
 ) -> None:
-    """Print the pipeline's state as metrics of Prometheus, or serve them; one exporter is enough for a pipeline."""
+    """Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a pipeline."""
     with require_extra("prometheus", "penstock metrics"):
         from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415  an extra
         from prometheus_client.exposition import CONTENT_TYPE_LATEST  # noqa: PLC0415  the same

@@ -37,11 +37,11 @@ def init(
     Args:
         sql: Print the SQL; change nothing.
         schema: The schema of the tables; by default the pipeline's, or penstock.
-        roles: Instead of tables, the roles owner, producer, streamer, consumer, viewer and monitor in Postgres: shows what is
-            missing; with --apply makes it.
-        acl: With --roles: print the users for Redis, as commands for redis-cli or as lines of an ACL file; or save those of the
-            Redis at --redis-url, so that they outlive its restart.
-        role_prefix: First part of the roles' names; by default the name of the schema.
+        roles: Instead of tables: show missing roles in Postgres (owner, producer, streamer, consumer, viewer,
+            monitor); with --apply, make them.
+        acl: With --roles: print the users for Redis as redis-cli commands or as lines of an ACL file, or save those
+            of --redis-url so that they outlive a restart.
+        role_prefix: Prefix of the roles' names; by default the schema's name.
     """
     if not roles and (acl is not None or role_prefix is not None or apply):
         raise InvalidSetting("--acl, --role-prefix and --apply belong to --roles: penstock init --roles")

@@ -22,9 +22,7 @@ from penstock.operating.pausing import note_action
 from penstock.records import parse_moment
 from penstock.settings import Settings
 
-jobs = typer.Typer(
-    no_args_is_help=True, help="List, show, cancel, retry or move the jobs of a queue that are not done."
-)
+jobs = typer.Typer(no_args_is_help=True, help="List, show, cancel, retry or move the unfinished jobs of a queue.")
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", min=0, help="Ids of the jobs.")]
@@ -40,11 +38,11 @@ def list_(
     of: JobOptions,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
     after: Annotated[
-        int, typer.Option(min=0, metavar="ID", help="Those behind this one: the last of the page before.")
+        int, typer.Option(min=0, metavar="ID", help="Continue after this id, the last of the previous page.")
     ] = 0,
     json: Json = False,
 ) -> None:
-    """List the jobs of a queue that are not done, in the order of their ids, and what each waits for; without their payloads."""
+    """List the unfinished jobs of a queue, in the order of their ids, and what each waits for; without payloads."""
     with open_connections(settings, "jobs") as servers:
         found = list_jobs(servers.connection, servers.client, queue, of, after=after, limit=limit, scope=servers.scope)
     if not found and not json:
@@ -62,7 +60,7 @@ def show_(
     id_: Annotated[int, typer.Argument(metavar="ID", min=0, help="Id of the job.")],
     json: Json = False,
 ) -> None:
-    """Show a job with its payload; of one that is done, what it has left: progress and result."""
+    """Show a job with its payload; for a finished job, its progress and result."""
     with open_connections(settings, "jobs") as servers:
         found = read_job(servers.connection, servers.client, queue, id_, scope=servers.scope)
     if json:
@@ -112,7 +110,7 @@ def cancel(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Cancel jobs: they will have no effect. A worker that has begun to write for one is asked to roll back."""
+    """Cancel jobs: they will have no effect. A worker that has begun to write is asked to roll back."""
     of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
@@ -137,10 +135,10 @@ def retry(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Try jobs again: dead letters are staged again by the workers, and jobs that are delayed or snoozed are due now.
+    """Try jobs again: workers stage dead letters again, and delayed or snoozed jobs become due now.
 
     Args:
-        state: Only in this state: delayed, or dead for dead letters.
+        state: Only jobs in this state: delayed, or dead for dead letters.
     """
     of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
@@ -167,7 +165,7 @@ def move_due_(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Move the time at which jobs are due that wait or are delayed, and have no unique name."""
+    """Change when waiting and delayed jobs are due; jobs with a unique name stay."""
     moment = parse_moment(due)
     at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
     of = _choose(of, ids, all_=all_)
@@ -209,7 +207,7 @@ queues = typer.Typer(no_args_is_help=True, help="List or set limits of the tenan
 
 @subcommand(queues, "limits")
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
-    """List the limits that hold: those that were set, and those that are declared beside them; no name is all others."""
+    """List the limits that hold, set and declared; an empty name means all others."""
     with open_connections(settings, "queues") as servers:
         found, _ = list_limits(servers.connection, queue, scope=servers.scope)
     show_found(found, "kind, name, limits=text, set at", json=json)
@@ -220,24 +218,26 @@ def limit_(
     settings: Settings,
     queue: QueueArgument,
     tenant: Annotated[
-        str | None, typer.Option(help="Of this tenant; empty for all without limits of their own.")
+        str | None, typer.Option(help="The tenant; empty for all tenants without limits of their own.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Of this key, likewise.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key, likewise.")] = None,
     in_flight: Annotated[int | None, typer.Option(help="Maximum number in flight.")] = None,
     rate: Annotated[float | None, typer.Option(help="Maximum number a second.")] = None,
     burst: Annotated[int | None, typer.Option(help="With a rate: maximum number at once after a pause.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Share of a tenant beside others that wait.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Share of a tenant beside other waiting tenants.")] = None,
     elastic: Annotated[
         int | None, typer.Option(help="Number in flight above which a tenant goes only when no other is ready.")
     ] = None,
     bytes_: Annotated[
         int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")
     ] = None,
-    pause: Annotated[bool, typer.Option("--pause", help="Hand nothing of it over.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take back what was set; what is declared holds.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Hand over nothing of it.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the set limits, so that the declared ones hold.")
+    ] = False,
     apply: Apply = False,
 ) -> None:
-    """Set all limits of a tenant or a key, in place of those it has; they are kept in Postgres."""
+    """Replace all limits of a tenant or a key; they are kept in Postgres."""
     of_tenant = {"weight": weight, "elastic": elastic, "bytes": bytes_}
     given: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, **of_tenant}
     given = {name: value for name, value in given.items() if value is not None} | ({"is_paused": True} if pause else {})

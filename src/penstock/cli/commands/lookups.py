@@ -52,12 +52,12 @@ def tail(
     count: Annotated[int | None, typer.Option(min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, what is not done.
+    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, unfinished messages.
 
     Args:
         channel: Name of the channel.
         start: Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.
-        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago.
+        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago.
         key: Only records of this key.
         follow: Wait for new records until interrupted.
         count: Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from or --since.
@@ -223,7 +223,7 @@ def trace(
     count: Annotated[int, typer.Option(min=1, help="Maximum number of records of a key.")] = MAX_OF_KEY,
     json: Json = False,
 ) -> None:
-    """Show what became of a record: staged, sequenced, published, applied by whom and when."""
+    """Show the path of a record: when it was staged, sequenced, published, and applied by each consumer."""
     wanted = parse_record(what, is_key=is_key)
     with open_connections(settings, "trace") as servers:
         stories = read_stories(
@@ -248,7 +248,7 @@ def explain(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Explain why a record is not applied yet, and what to do; exits with 0 if all who read it have applied it, else with 1."""
+    """Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers have applied it, else with 1."""
     wanted = parse_record(what, is_key=is_key)
     with open_connections(settings, "explain") as servers:
         found = find_cause(

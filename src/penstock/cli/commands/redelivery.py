@@ -25,7 +25,7 @@ ConsumerArgument = Annotated[str, typer.Argument(help="Name of the consumer.")]
 PLACE = "as the log and the list write it: rides/2 offset 4118."
 PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, {PLACE}")]
 PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
-AllOfThem = Annotated[bool, typer.Option("--all", help="All of the consumer, or those that the options below leave.")]
+AllOfThem = Annotated[bool, typer.Option("--all", help="All letters that the filters match.")]
 LetterOptions = Annotated[
     LetterFilter, {"channel": None, "key": "KEY", "error": "CLASS", "since": "TIME", "until": "TIME"}
 ]
@@ -39,9 +39,9 @@ def list_(
     of: LetterOptions,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
     after: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Those that come after this one: the last of the page before.")
+        str | None, typer.Option(metavar="PLACE", help="Continue after this place, the last of the previous page.")
     ] = None,
-    by_reason: Annotated[bool, typer.Option("--by-reason", help="Count them by the class of their error.")] = False,
+    by_reason: Annotated[bool, typer.Option("--by-reason", help="Count letters by error class.")] = False,
     json: Json = False,
 ) -> None:
     """List the newest dead letters, without their payloads, or count them by reason."""
@@ -108,8 +108,8 @@ def retry(
 
     Args:
         parked: With a place: also the records parked behind it. Alone: all parked records.
-        superseded: Also those of whose key a later record was applied: their effects come after that one's. Alone: all of these.
-        plan: Only show which would be retried.
+        superseded: Also superseded letters: their effects come after that of a later record of their key. Alone: all of these.
+        plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
@@ -147,7 +147,7 @@ def drop(
     all_: AllOfThem = False,
     of: LetterOptions,
     superseded: Annotated[
-        bool, typer.Option("--superseded", help="All of whose key a later record was applied.")
+        bool, typer.Option("--superseded", help="All superseded letters: a later record of their key was applied.")
     ] = False,
     apply: Apply = False,
 ) -> None:

@@ -43,7 +43,7 @@ channels = typer.Typer(no_args_is_help=True, help="List channels, or change one 
 
 ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for those who find it paused.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, shown with the pause.")]
 By = Annotated[str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")]
 
 
@@ -76,8 +76,8 @@ def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False
 @subcommand(consumers, "rename")
 def rename_consumer(
     settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of the consumer now.")],
-    new: Annotated[str, typer.Argument(help="Its name from now on.")],
+    name: Annotated[str, typer.Argument(help="Current name of the consumer.")],
+    new: Annotated[str, typer.Argument(help="New name of the consumer.")],
     apply: Apply = False,
 ) -> None:
     """Rename a consumer. Its checkpoints and dead letters stay; a worker with the old name stops."""
@@ -102,13 +102,13 @@ def rename_consumer(
 
 @subcommand(consumers, "pause")
 def pause_consumer(settings: Settings, name: ConsumerName, reason: Reason, by: By = None) -> None:
-    """Apply nothing more of a consumer until it is resumed. Nothing is lost: retention waits for it."""
+    """Pause a consumer until it is resumed. Nothing is lost: retention waits for it."""
     _pause(settings, "consumer", name, reason, by)
 
 
 @subcommand(consumers, "resume")
 def resume_consumer(settings: Settings, name: ConsumerName) -> None:
-    """Let a paused consumer go on."""
+    """Resume a paused consumer."""
     _resume(settings, "consumer", name)
 
 
@@ -183,13 +183,13 @@ def list_tenants(
 
 @subcommand(channels, "pause")
 def pause_channel(settings: Settings, name: ChannelName, reason: Reason, by: By = None) -> None:
-    """Apply nothing more of a channel, by any consumer: the one switch of a queue. It still takes records."""
+    """Pause all consumers of a channel, or a queue. It still takes records."""
     _pause(settings, "channel", name, reason, by)
 
 
 @subcommand(channels, "resume")
 def resume_channel(settings: Settings, name: ChannelName) -> None:
-    """Let the consumers of a paused channel go on."""
+    """Resume the consumers of a paused channel."""
     _resume(settings, "channel", name)
 
 
@@ -197,10 +197,10 @@ def resume_channel(settings: Settings, name: ChannelName) -> None:
 def retire_channel_(
     settings: Settings,
     name: ChannelName,
-    discard: Annotated[bool, typer.Option("--discard", help="Also lose the records that were not read.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Also delete unread records.")] = False,
     apply: Apply = False,
 ) -> None:
-    """Remove a channel with all it holds. Nothing can be staged for it afterwards."""
+    """Remove a channel with its content. Nothing can be staged for it afterwards."""
     with open_connections(settings, "channels") as servers:
         plan = retire_channel(
             servers.connection, servers.client, name, discard=discard, apply=apply, scope=servers.scope
@@ -227,7 +227,7 @@ def retire_channel_(
 def adopt_channel_(
     settings: Settings, name: Annotated[str, typer.Argument(help="Name of a retired channel.")], apply: Apply = False
 ) -> None:
-    """Let the name of a retired channel be used again, for a new one."""
+    """Free the name of a retired channel for a new one."""
     with open_connections(settings, "channels") as servers:
         adopt_channel(servers.connection, servers.client, name, apply=apply, scope=servers.scope)
     show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it anew")
@@ -239,11 +239,11 @@ def adopt_channel_(
 def reshard_channel(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the log.")],
-    shards: Annotated[int, typer.Option("--shards", help="Number of shards from now on.")],
+    shards: Annotated[int, typer.Option("--shards", help="New number of shards.")],
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Give a log more or fewer shards. No record is lost, and each key keeps its order."""
+    """Change the number of shards of a log. No record is lost, and each key keeps its order."""
     with open_connections(settings, "channels") as servers:
         plan = reshard(servers.connection, name, shards, apply=apply, scope=servers.scope)
     if json:
@@ -276,13 +276,12 @@ def _show_shards(plan: ReshardPlan) -> None:
 def asyncapi(
     settings: Settings,
     check: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Instead: name the changes since this document that break somebody."),
+        Path | None, typer.Option(metavar="FILE", help="Instead: list the breaking changes since this document.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Its title; by default what --app names.")] = None,
-    version: Annotated[str, typer.Option(help="Its version: that of your application.")] = "1.0.0",
+    title: Annotated[str | None, typer.Option(help="Title of the document; by default the value of --app.")] = None,
+    version: Annotated[str, typer.Option(help="Version of your application.")] = "1.0.0",
 ) -> None:
-    """Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks who reads or writes them."""
+    """Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks readers or writers."""
     pipeline = require_pipeline(settings)
     made = make_asyncapi(pipeline, title or str(settings.app), version)
     if check is None:

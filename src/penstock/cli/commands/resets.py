@@ -49,8 +49,9 @@ def checkpoint(
 
     Args:
         consumer: Name of the consumer.
-        to: The last offset that counts as applied, or its place (rides/2 offset 4118), or an end of the journal; or a time:
-            2026-11-23T14:05+01:00, in UTC without a zone, or 2h for two hours ago: what was staged since is applied again.
+        to: The last offset that counts as applied, its place (rides/2 offset 4118), an end of the journal, or a
+            time (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago): records staged since are
+            applied again.
         resume: Resume halted shards.
     """
     if to is None and not resume:
@@ -103,7 +104,7 @@ def epoch(
     """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log.
 
     Args:
-        lost: Write the records that a log has and Postgres no longer does, a line of JSON each.
+        lost: Write the records that a log has and Postgres has lost, a line of JSON each.
     """
     with ExitStack() as stack:
         servers = stack.enter_context(open_connections(settings, "reset"))
@@ -129,13 +130,13 @@ def source(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """After a source was restored, have a consumer accept its history: go back to the last record that both have.
+    """After a source was restored, accept its history: the consumer goes back to the last record that both have.
 
     Args:
         consumer: Name of the consumer.
         name: Name of the source.
-        to: The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not tell; or one behind
-            the checkpoint, to pass over what is before it.
+        to: The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not show
+            it; or a later one than the checkpoint, to skip the records before it.
     """
     urls = settings.source_urls
     if name not in urls:
@@ -188,7 +189,7 @@ def ick(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Repair a damaged Ick: move foreign content aside, and mark again the members that may be lost."""
+    """Repair a damaged Ick: rename foreign content, and mark members again that may be lost."""
     with open_connections(settings, "reset") as servers:
         repairs = reset_ick(servers.connection, servers.client, channel, servers.pipeline, apply=apply)
     show_found(repairs, "shard, key, found, moved to, marked again", json=json)
@@ -296,16 +297,16 @@ def replay(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Copy a range of a log, or a key, into another channel, as new records; an interrupted replay goes on.
+    """Copy a range of a log, or a key, into another channel as new records; continues an interrupted replay.
 
     Args:
         channel: The log whose records are copied.
-        target: The log, queue or Ick that the copies go to. A queue takes the key as tenant, an Ick as member.
-        start: The first offset of each shard, or a place; or a time: only records staged then or later, 2026-11-23T14:05+01:00, in
-            UTC without a zone, or 2h for two hours ago. By default the oldest that is kept.
-        until: The last offset; or a time: only records staged before it. By default the newest when the replay begins.
+        target: The target log, queue or Ick. A queue takes the key as tenant, an Ick as member.
+        start: The first offset of each shard, a place, or a time (2026-11-23T14:05+01:00, UTC without a zone, or 2h
+            for two hours ago): only records staged then or later. By default the oldest record kept.
+        until: The last offset, or a time: only records staged before it. By default the newest record when the replay begins.
         key: Only records of this key.
-        again: Even if the same replay was carried out already.
+        again: Repeat a finished replay.
     """
     first, last = (None if each is None else parse_point(each) for each in (start, until))
     request = ReplayRequest(channel, target, first, last, key, shard)

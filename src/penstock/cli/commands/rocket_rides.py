@@ -40,9 +40,9 @@ def demo(
     """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
 
     Args:
-        seconds: Shortest time that clients make traffic.
+        seconds: Minimum time of traffic.
         reconcile: Seed drift and repair it, and add a consumer that begins with the tables.
-        console: Show it in a browser, too: prints a link. At a terminal it stays open at the end.
+        console: Also show it in a browser, and print the link. At a terminal it stays open at the end.
     """
     with require_extra("demo", "the demo"):
         from penstock.demo.demonstration import Demo  # noqa: PLC0415  the same

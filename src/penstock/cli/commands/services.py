@@ -27,7 +27,7 @@ def run(
     consumer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Run only this consumer; may be repeated.")
     ] = None,
-    streamer: Annotated[bool, typer.Option(help="Whether this process streams, too.")] = True,
+    streamer: Annotated[bool, typer.Option(help="Whether this process also streams.")] = True,
 ) -> None:
     """Run the whole pipeline: the streamer and all consumers."""
     stop = Stop()
@@ -72,7 +72,7 @@ def stream(
     settings: Settings,
     drain: Annotated[bool, typer.Option("--drain", help="Exit when every staged record is published.")] = False,
 ) -> None:
-    """Sequence and publish staged records; several of these may run at once."""
+    """Sequence and publish staged records; several may run at once."""
     stop = Stop()
     pipeline = require_pipeline(settings)
     share = choose_share(settings)
@@ -167,7 +167,7 @@ def work(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Do the jobs of queues; several processes share them. SIGTERM gives back at once what was not begun, a second Ctrl-C what was."""
+    """Do the jobs of queues; several processes share them. SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones."""
     stop = Stop()
     pipeline = require_pipeline(settings)
     workers = _find_workers(pipeline, names or [])

@@ -32,10 +32,10 @@ class JobFilter:
 
     Attributes:
         ids: Ids of the jobs.
-        tenant: Only of this tenant.
-        key: Only of this key within a tenant.
-        unique: Only with this unique name.
-        state: Only in this state; a dead one becomes a dead letter within seconds.
+        tenant: Only jobs of this tenant.
+        key: Only jobs of this key.
+        unique: Only the job with this unique name.
+        state: Only jobs in this state; a dead one becomes a dead letter within seconds.
     """
 
     ids: Sequence[int] | None = None
