@@ -72,7 +72,7 @@ _COMMANDS = """\
 *Which commands and options are there, and what do their exit codes mean?*
 
 Data goes to stdout, messages and the log to stderr; `--json` prints data as JSON.
-Commands that take `--apply` only show a plan without it.
+A command with `--apply` only shows a plan without it; `init`, only with `--roles`.
 SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
 
 | exit code | meaning |

@@ -17,8 +17,12 @@ MAX_BYTES = 10_000
 HEALTHY = 200
 
 
-def probe(url: Annotated[str, typer.Argument(metavar="URL", help="For example http://127.0.0.1:9310/livez.")]) -> None:
-    """Ask a worker with --listen whether it is alive (/livez) or ready (/readyz); if not, prints why and exits with 1."""
+def probe(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="For example http://127.0.0.1:9310/livez, of a worker with --listen.")
+    ],
+) -> None:
+    """Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why."""
     host, port, path = _parse(url)
     try:
         status, text = _ask(host, port, path)
