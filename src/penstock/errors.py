@@ -40,6 +40,7 @@ command line ends with; ``page`` is the section of the documentation that explai
     │   ├── ServerReplaced        Postgres was restarted or restored under a worker
     │   └── PrivilegeMissing      the role lacks a privilege in Postgres          (2)
     ├── JavaMissing               no Java runtime for Spark                       (3)
+    ├── SparkTooOld               PySpark before 4.0                              (3)
     ├── CodecMissing              the library that a channel compresses with      (3)
     ├── SchemaMissing             the database has no Penstock schema, or another (2)
     │   ├── TriggerMissing        a declared trigger is missing or another one
@@ -262,6 +263,12 @@ class AppendRefused(ServerUnavailable):
 
 class JavaMissing(PenstockError):
     """Spark needs a Java runtime, and there is none."""
+
+    exit_code = 3
+
+
+class SparkTooOld(PenstockError):
+    """PySpark is installed, and is older than 4.0, which has no data sources in Python."""
 
     exit_code = 3
 

@@ -14,7 +14,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from fixtures.clients import connect_redis
@@ -26,6 +25,7 @@ from penstock.channels.ick.reservations import HolderWatch
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
 from penstock.errors import InvalidIckCall, InvalidName, InvalidRecord, InvalidSetting
+from penstock.spark.releases import ReadAllAvailable, ReadMaxRows
 from penstock.spark.sources.dirty_members import (
     MEMBERS_A_SHARD,
     IckBatchReader,

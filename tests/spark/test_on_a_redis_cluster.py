@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.clients import connect_redis
 from fixtures.dirty import DOCUMENTS, mark_changed
@@ -18,6 +17,7 @@ from penstock.clients import DirtyList
 from penstock.database.connections import Connection
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark.reconcile.log_examiner import SparkExaminer
+from penstock.spark.releases import ReadAllAvailable
 from penstock.spark.sources.record_readers import StreamReader
 from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options

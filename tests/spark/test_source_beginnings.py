@@ -8,12 +8,12 @@ import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.flow import stage_rows
 from fixtures.spark import run_to_end
 from penstock import Log
 from penstock.database.connections import Connection
+from penstock.spark.releases import ReadAllAvailable
 from penstock.spark.sources.record_readers import SparkOffset, StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options

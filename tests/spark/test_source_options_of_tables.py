@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from fixtures.documents import DOCS, blocks
 from penstock.database.connections import Connection
 from penstock.errors import Gap, InvalidSetting
+from penstock.spark.releases import ReadAllAvailable
 from penstock.spark.sources import LogDataSource, StagedDataSource
 from penstock.spark.sources.dirty_members import IckDataSource
 from penstock.spark.sources.record_readers import StreamReader, from_offset

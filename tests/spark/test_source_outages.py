@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from penstock.errors import InvalidSetting, ServerUnavailable
+from penstock.spark.releases import ReadAllAvailable
 from penstock.spark.sources.record_readers import StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options

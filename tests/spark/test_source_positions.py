@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import redis
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from fixtures.constants import SetConstants
 from fixtures.flow import retain_now, stage_rows
@@ -17,6 +16,7 @@ from penstock.database.connections import Connection
 from penstock.errors import Fenced, InvalidSetting
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, retire
+from penstock.spark.releases import ReadAllAvailable, ReadMaxRows
 from penstock.spark.sources.record_readers import BatchReader, SparkOffset, StreamReader, from_offset
 from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options

@@ -10,7 +10,6 @@ import pytest
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fixtures.broken_entries import BROKEN, OURS
 from fixtures.damaged_entries import PLAIN, damage_entry
@@ -23,6 +22,7 @@ from penstock.database.connections import Connection
 from penstock.errors import DamagedEntry, ForeignLog, Gap
 from penstock.records import BEGINNING
 from penstock.spark import lag
+from penstock.spark.releases import HAS_ADMISSION_CONTROL, ReadAllAvailable
 from penstock.spark.sources import LogDataSource
 from penstock.spark.sources.log_appender import AppendedRows
 from penstock.spark.sources.ranges import RangesPartition
@@ -85,7 +85,9 @@ def test_a_stream_reads_all_records_in_batches_of_the_requested_size_and_shows_i
 
     assert sorted(found) == list(range(1, 101))
     assert [batch["numInputRows"] for batch in batches] == [40, 40, 20]
-    assert [[each.total for each in lag(batch)] for batch in batches] == [[60], [20], [0]]
+    # Before Spark 4.2, a progress does not have the newest offset.
+    expected = [[60], [20], [0]] if HAS_ADMISSION_CONTROL else [[], [], []]
+    assert [[each.total for each in lag(batch)] for batch in batches] == expected
 
 
 def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(

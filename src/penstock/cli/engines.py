@@ -11,7 +11,7 @@ from penstock.cli.command import require_extra
 from penstock.cli.connecting import Connections
 from penstock.cli.render import say
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
-from penstock.errors import InvalidSetting, JavaMissing
+from penstock.errors import InvalidSetting, JavaMissing, SparkTooOld
 from penstock.reconciling.comparison import needs_spark
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import Comparer
@@ -90,11 +90,11 @@ def _why_without_spark() -> str | None:
     missing = [package for package in _SPARK if find_spec(package) is None]
     if missing:
         return f"Spark is not installed ({missing[0]} is missing)"
-    from penstock.spark.submission import find_java  # noqa: PLC0415  an optional extra
-
     try:
+        from penstock.spark.submission import find_java  # noqa: PLC0415  an optional extra
+
         find_java()
-    except JavaMissing as error:
+    except (JavaMissing, SparkTooOld) as error:
         return str(error).splitlines()[0].rstrip(".")
     return None
 

@@ -3,6 +3,7 @@
     sources      ``penstock.log``, ``penstock.staged``, ``penstock.ick`` and ``penstock.table``
     reconcile    compares a consumer's state with the canonical tables, and the log with the journal
     session      a session with settings for small, long-lived Python tasks, its jobs and slots; submission: its Java
+    releases     what differs between the releases of Spark
     daemon       Spark's Python daemon, with Penstock imported
 
 The engine, whose tasks are the streamer and the consumers, is ``penstock.engines.spark``.  The core does not import this
@@ -14,6 +15,16 @@ lacks of it, ``lag(progress)`` gives the records a query is behind.
 """
 
 from typing import TYPE_CHECKING, Any
+
+from pyspark import __version__ as _release
+
+from penstock.errors import SparkTooOld
+
+if int(_release.partition(".")[0]) < 4:  # noqa: PLR2004  the first with data sources in Python
+    raise SparkTooOld(
+        f"Penstock needs Spark 4.0 or later; PySpark {_release} has no data sources in Python.\n"
+        "Install a newer one (pip install 'penstock-outbox[spark]'), or run without Spark: --engine inline"
+    )
 
 if TYPE_CHECKING:
     from penstock.spark.sources import register

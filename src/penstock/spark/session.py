@@ -28,6 +28,7 @@ from pyspark.util import PythonEvalType
 
 from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.logs import FORMAT, LEVEL, share_with_tasks
+from penstock.spark.releases import CHECKPOINT_FILES
 from penstock.spark.sources import register
 from penstock.spark.submission import SECRET, URLS, find_cluster, find_java, read_submitted, share, start_java
 
@@ -38,9 +39,7 @@ _LOG4J2 = Path(__file__).with_name("log4j2.properties").as_uri()
 
 SETTINGS = {
     # Without native Hadoop the default checkpoint writer starts processes (`chmod`) for each file.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
     # Over TCP, the JVM and Python lose 45 ms a task to a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.task.killTimeout": "200ms",

@@ -10,3 +10,5 @@ Spark, which places the tasks, restarts those that die, and reports their counts
     dataframes        set-based consumers, in threads of the driver; frame_rows: their records
     spark_errors      the meaning of Spark's errors
 """
+
+import penstock.spark  # noqa: F401  refuses a release that is too old

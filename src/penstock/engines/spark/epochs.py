@@ -22,6 +22,7 @@ from penstock.engines.spark.assignment import Part, Task
 from penstock.engines.spark.control_channel import Address, ControlChannel, Line, request_plan
 from penstock.errors import DriverUnreachable, PenstockError
 from penstock.spark.daemon import end_quietly
+from penstock.spark.releases import ReadAllAvailable, ReadLimit, adapt_reader
 from penstock.spark.submission import URLS, find_url, name_source
 
 if TYPE_CHECKING:  # tasks import it: Spark's planners load this module, too, and need nothing of it
@@ -67,7 +68,7 @@ class EpochsSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """The reader."""
         end_quietly()
-        return EpochsReader({key.lower(): value for key, value in self.options.items()})
+        return adapt_reader(EpochsReader({key.lower(): value for key, value in self.options.items()}))
 
 
 class EpochsReader(DataSourceStreamReader):
@@ -81,6 +82,10 @@ class EpochsReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
         """Before the first epoch."""
         return {"epoch": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """None: an epoch has one task for each slot."""
+        return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802  Spark's
         """There is always one more epoch."""

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.channels.log.stream_entries import NAMES
 from penstock.records import Scope, ShardName
 from penstock.spark.reconcile.spark_comparer import partitions_for, task_errors
+from penstock.spark.releases import to_arrow_schema
 from penstock.spark.session import named_jobs, read_in_tasks
 from penstock.spark.sources.task_process import postgres, redis_client, warm
 from penstock.verifying.comparing import ExpectedRecord, Finding, FindingKind, UnexpectedEntry, VerificationRange

@@ -25,6 +25,7 @@ stay text, unless the query's schema gives them a type.
 
 from pyspark.sql import SparkSession
 
+from penstock.spark.releases import register_source
 from penstock.spark.sources.data_sources import LogDataSource, StagedDataSource
 
 __all__ = ["LogDataSource", "StagedDataSource", "register"]
@@ -40,4 +41,4 @@ def register(spark: SparkSession) -> None:
     from penstock.spark.sources.table_reader import TableDataSource  # noqa: PLC0415
 
     for source in (LogDataSource, StagedDataSource, TableDataSource, IckDataSource):
-        spark.dataSource.register(source)
+        register_source(spark, source)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from penstock.spark.releases import adapt_reader
 from penstock.spark.sources.log_appender import BatchAppender, StreamAppender
 from penstock.spark.sources.record_columns import HEADERS, SPARK_SCHEMA, Projection
 from penstock.spark.sources.record_readers import BatchReader, StreamReader
@@ -38,7 +39,7 @@ class PenstockSource(DataSource):
     @planning()
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802  Spark's
         """The streaming reader."""
-        return self._read(schema, with_kept_options(schema, self.options), streaming=True)
+        return adapt_reader(self._read(schema, with_kept_options(schema, self.options), streaming=True))
 
     @planning()
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001  Spark's

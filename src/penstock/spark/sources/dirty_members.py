@@ -30,13 +30,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     BinaryType,
     DoubleType,
@@ -57,6 +54,13 @@ from penstock.channels.server import pipelined, redis_errors
 from penstock.declaring.kinds import Ick, checked_name
 from penstock.errors import InvalidRecord, InvalidSetting, PenstockError
 from penstock.records import to_time
+from penstock.spark.releases import (
+    DataSourceStreamArrowWriter,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    to_arrow_schema,
+)
 from penstock.spark.sources.data_sources import PenstockSource
 from penstock.spark.sources.record_store import read_shards
 from penstock.spark.sources.source_options import SERVER_OPTIONS, GivenOptions, ServerOptions
@@ -244,7 +248,7 @@ SPARK_SCHEMA = StructType(
 )
 """The columns of a member.  ``member`` is null if its bytes are not UTF-8, ``timestamp`` if the score is not a time."""
 
-ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
+ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA)
 
 
 @dataclass(frozen=True, kw_only=True)

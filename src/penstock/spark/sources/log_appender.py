@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.batches.columns import Columns
@@ -21,6 +21,7 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import pipelined
 from penstock.errors import Fenced, ForeignLog, Gap, InvalidRecord, InvalidSetting
 from penstock.records import MAX_KEY_CHARACTERS, MAX_LABEL_CHARACTERS, Epoch, Offset, ShardName
+from penstock.spark.releases import DataSourceStreamArrowWriter
 from penstock.spark.sources.record_columns import ARROW_SCHEMA, split_shards
 from penstock.spark.sources.record_store import read_bounds, read_shards
 from penstock.spark.sources.source_options import Options

@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -38,6 +37,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import InvalidSetting, UnreadableValue
 from penstock.records import Shard, ShardName
+from penstock.spark.releases import to_arrow_schema
 from penstock.spark.sources.column_types import check_limits
 
 _DATA, HEADERS = "data", "headers"
@@ -58,7 +58,7 @@ SPARK_SCHEMA = StructType(
 )
 """The columns for Spark.  ``data`` and ``headers`` are JSON text; ``timestamp`` is when the record was staged."""
 
-ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
+ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA)
 
 _READABLE = (
     *(BooleanType, DateType, DecimalType, DoubleType, FloatType),
@@ -108,7 +108,7 @@ class Projection:
                     f"{source}: column {column.name!r} cannot be read as {column.dataType.simpleString()}; it is "
                     f"{known.dataType.simpleString()}" + (", or a struct" if column.name == _DATA else "")
                 )
-        return cls(to_arrow_schema(wanted, timezone="UTC"))
+        return cls(to_arrow_schema(wanted))
 
     @property
     def needs_payloads(self) -> bool:

@@ -7,10 +7,10 @@ from time import monotonic, sleep
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.errors import Gap
 from penstock.records import Offset, OffsetRange, Shard, ShardName
+from penstock.spark.releases import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from penstock.spark.sources.ranges import (
     Available,
     Positions,

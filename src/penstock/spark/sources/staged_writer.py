@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as spark_types
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, UserDefinedType
 
 from penstock.database.connections import Connection, TableConnection, connect_postgres
@@ -24,6 +24,7 @@ from penstock.database.registry import registered_channels
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, LogChannel, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.parsing import parse_json
+from penstock.spark.releases import TIME_TYPES, DataSourceStreamArrowWriter
 from penstock.spark.sources.batch_content import QUERY_ID, combine, digest_texts
 from penstock.spark.sources.exactly_once import DEFAULT_TABLE, DueBatch, claim, create_table
 from penstock.spark.sources.source_options import GivenOptions, ServerOptions
@@ -36,10 +37,10 @@ KNOWN = ("channel", "name", "maxBytes", "batchTable", "namespace", "schema", "da
 REQUIRED = ("key", "action", "object", "data")
 HEADERS, CHANNEL = "headers", "channel"
 
-STAGED = (
+STAGED: tuple[type[DataType], ...] = TIME_TYPES + (  # noqa: RUF005  mypy reads a list with a star as one of objects
     *(spark_types.NullType, spark_types.BooleanType, spark_types.NumericType, spark_types.DayTimeIntervalType),
     *(spark_types.StringType, spark_types.CharType, spark_types.VarcharType),
-    *(spark_types.DateType, spark_types.TimeType, spark_types.TimestampType, spark_types.TimestampNTZType),
+    *(spark_types.DateType, spark_types.TimestampType, spark_types.TimestampNTZType),
 )
 """The types of single values that are staged as ``stage`` writes them."""
 

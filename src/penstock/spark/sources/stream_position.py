@@ -14,6 +14,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import name_shards, statements
 from penstock.errors import Fenced
 from penstock.records import Shard, ShardName
+from penstock.spark.releases import HAS_ADMISSION_CONTROL
 from penstock.spark.sources.ranges import Positions
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.task_process import postgres
@@ -97,9 +98,9 @@ class QueryLag:
 
 
 def lag(progress: Any) -> list[QueryLag]:
-    """The lag of each source of a query that is ``penstock.log`` or ``penstock.staged``.
+    """The lag of each source of a query that is ``penstock.log`` or ``penstock.staged``; before Spark 4.2, of none.
 
-    PySpark takes no metrics from a Python data source, but it reports the offsets.
+    PySpark takes no metrics from a Python data source, but it reports the offsets: since 4.2, the newest one, too.
 
         query.lastProgress                                  a dictionary, or
         StreamingQueryListener.onQueryProgress(event)       event.progress
@@ -107,6 +108,8 @@ def lag(progress: Any) -> list[QueryLag]:
     Args:
         progress: Of a query.
     """
+    if not HAS_ADMISSION_CONTROL:
+        return []
     given = progress if isinstance(progress, Mapping) else json.loads(progress.json)
     return [
         _make_lag(latest, end)
