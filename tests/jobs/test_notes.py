@@ -84,7 +84,7 @@ def test_progress_is_seen_before_the_job_is_committed(start_worker: Any, bench: 
 
 def test_a_part_that_is_no_part_is_refused() -> None:
     for done in (-0.1, 1.1, float("nan")):
-        with pytest.raises(InvalidMessage, match=re.escape("takes the part that is done: 0 to 1")):
+        with pytest.raises(InvalidMessage, match=re.escape("it takes 0 to 1")):
             make_job().report_progress(done)
 
 

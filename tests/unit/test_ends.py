@@ -166,7 +166,7 @@ ENDS: dict[str, Range] = {
     "ReaderOptions attempts": (lambda n: ReaderOptions(attempts=n), 1, None, 1),
     "ReaderOptions preferred": (lambda n: ReaderOptions(preferred=n), 0, 255, 1),
     "Snooze after": (Snooze, 0, 10 * YEAR_S, 0.001),
-    "Job.report_progress done": (lambda x: make_job().report_progress(x), 0, 1, 0.001),
+    "Job.report_progress fraction": (lambda x: make_job().report_progress(x), 0, 1, 0.001),
     "interval of a schedule": (schedule, 1, 366 * 86_400, 0.001),
     "deadline of a schedule": (lambda s: schedule(deadline=s), 0.001, 10 * YEAR_S, 0.001),
     "number of a share": (lambda n: parse_share(f"{n}/7"), 1, 7, 1),

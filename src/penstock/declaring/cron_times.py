@@ -32,11 +32,11 @@ def check_cron(expression: str, zone: tzinfo) -> str | None:
         return f"{error}; {usage}"
 
 
-def cron_times(expression: str, zone: tzinfo, after: datetime) -> Iterator[datetime]:
+def cron_times(expression: str, zone: tzinfo, start: datetime) -> Iterator[datetime]:
     """The times after a moment, in UTC and in their order, without end; none if there is none within fifty years."""
     from cronsim import CronSim  # noqa: PLC0415  as above
 
-    local = after.astimezone(zone)
+    local = start.astimezone(zone)
     second, first = local.replace(fold=1), local.replace(fold=0)
     repeated = second.astimezone(UTC) - first.astimezone(UTC)  # the hour that the clocks show twice; or nothing
     begin = local.replace(tzinfo=None) - repeated
@@ -45,7 +45,7 @@ def cron_times(expression: str, zone: tzinfo, after: datetime) -> Iterator[datet
         moments = merge(*(_shown_times(CronSim(expression, begin), zone, again) for again in (0, 1)))
     else:
         moments = _first_times(CronSim(expression, begin), zone)
-    last = after
+    last = start
     for moment in moments:
         if moment > last:
             yield moment
@@ -73,12 +73,12 @@ def _local_time(moment: datetime, zone: tzinfo) -> datetime:
 
 def _find_change(skipped: datetime, zone: tzinfo) -> datetime:
     """The moment at which the clocks skip a local time."""
-    before, after = (skipped.replace(tzinfo=zone, fold=again).astimezone(UTC) for again in (1, 0))
-    offset = before.astimezone(zone).utcoffset()
-    while (apart := (after - before) // timedelta(seconds=1)) > 1:
-        middle = before + timedelta(seconds=apart // 2)
+    early, late = (skipped.replace(tzinfo=zone, fold=again).astimezone(UTC) for again in (1, 0))
+    offset = early.astimezone(zone).utcoffset()
+    while (apart := (late - early) // timedelta(seconds=1)) > 1:
+        middle = early + timedelta(seconds=apart // 2)
         if middle.astimezone(zone).utcoffset() == offset:
-            before = middle
+            early = middle
         else:
-            after = middle
-    return after
+            late = middle
+    return late

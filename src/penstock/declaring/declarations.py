@@ -80,8 +80,8 @@ class StagingRule:
             object.__setattr__(self, part, self._checked_names(part))
         self._check_capture()
 
-    def _error(self, found: str) -> DeclarationError:
-        return DeclarationError(f"staging rule of {self.model.__name__}: {found}")
+    def _error(self, problem: str) -> DeclarationError:
+        return DeclarationError(f"staging rule of {self.model.__name__}: {problem}")
 
     def _check_parts(self) -> None:
         unknown = set(self.on) - set(CHANGES)
@@ -111,10 +111,10 @@ class StagingRule:
 
     def _checked_names(self, part: str) -> Named | None:
         """The names in key or tenant: one name as text, several as a tuple."""
-        given: Named | None = getattr(self, part)
-        if given is None or callable(given) or isinstance(given, str):
-            return given
-        names = tuple(given)
+        value: Named | None = getattr(self, part)
+        if value is None or callable(value) or isinstance(value, str):
+            return value
+        names = tuple(value)
         if not names:
             raise self._error(f"{part} is empty; it takes at least one name of an attribute")
         return names if len(names) > 1 else names[0]
@@ -194,13 +194,13 @@ class ConsumerSpec:
             if not is_number(getattr(self, setting), 1, inf):
                 raise self._error(f"{setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1")
         for setting, choices in (("isolation", get_args(Isolation)), ("trace", get_args(Trace))):
-            if (given := getattr(self, setting)) not in choices:
-                raise self._error(f"{setting}={given!r}; it takes {', '.join(choices)}")
+            if (value := getattr(self, setting)) not in choices:
+                raise self._error(f"{setting}={value!r}; it takes {', '.join(choices)}")
         if self.trace == "child" and not self.each:
             raise self._error('trace="child" takes each=True: the records of a batch are of many traces')
 
-    def _error(self, found: str) -> DeclarationError:
-        return DeclarationError(f"consumer {self.name}: {found}")
+    def _error(self, problem: str) -> DeclarationError:
+        return DeclarationError(f"consumer {self.name}: {problem}")
 
     def _check_shape(self) -> None:
         """Checks that the handler's arguments go with the channel and the other settings."""
@@ -305,7 +305,7 @@ class ReconciliationSpec:
         twice = set(self.key) & {*(self.columns or ()), *self.tolerance}
         if twice:
             raise DeclarationError(f"reconciliation {self.name}: column {min(twice)} is in key: it cannot be compared")
-        negative = [column for column, by in self.tolerance.items() if not by >= 0]
+        negative = [column for column, limit in self.tolerance.items() if not limit >= 0]
         if negative:
             raise DeclarationError(
                 f"reconciliation {self.name}: tolerance of {negative[0]} is {self.tolerance[negative[0]]}; it takes 0 or more"

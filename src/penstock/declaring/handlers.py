@@ -179,12 +179,12 @@ class Around:
         if self.asynchronous is not None and (is_async(self.middleware) or not is_async(self.asynchronous)):
             raise DeclarationError("around: it takes a plain function, and asynchronous= one that is `async def`")
 
-    def check(self, whose: str, handler: Handler) -> None:
+    def check(self, subject: str, handler: Handler) -> None:
         """Refuses a plain handler if only an ``async def`` function is there, which nobody could await around it."""
         if is_async(self.middleware) and not is_async(handler):
             name = getattr(self.middleware, "__name__", repr(self.middleware))
             raise DeclarationError(
-                f"{whose}: its handler is a plain function, and {name} around it is `async def`. "
+                f"{subject}: its handler is a plain function, and {name} around it is `async def`. "
                 "Declare it as a plain function, which is called around both kinds, or one of each: "
                 "pipeline.around(plain, asynchronous=…)"
             )
@@ -200,8 +200,8 @@ class Around:
 
 def surround(handler: Handler, around: Sequence[Around]) -> Handler:
     """The handler within what is around it; the first one is the outermost."""
-    for each in reversed(around):
-        handler = each.wrap(handler)
+    for layer in reversed(around):
+        handler = layer.wrap(handler)
     return handler
 
 
@@ -216,8 +216,8 @@ def _surround(handler: Any, middleware: Any) -> Handler:
             returned = handler(session, items)
             return returned
 
-        own = middleware(call, session, items)
-        return returned if own is None else own  # an outcome that it forgets to return holds
+        outcome = middleware(call, session, items)
+        return returned if outcome is None else outcome  # an outcome that it forgets to return holds
 
     return called
 
@@ -233,8 +233,8 @@ def _surround_async(handler: Any, middleware: Any) -> Handler:
             returned = await handler(session, items)
             return returned
 
-        own = await middleware(call, session, items)
-        return returned if own is None else own
+        outcome = await middleware(call, session, items)
+        return returned if outcome is None else outcome
 
     return called
 

@@ -49,11 +49,11 @@ LARGEST_MEMORY = 1 << 60
 """Upper bound of ``LogChannel.redis_memory``, in bytes."""
 
 
-def checked_name(name: object, of: str) -> str:
+def checked_name(name: object, kind: str) -> str:
     """The name, if it keeps the rule."""
     if not isinstance(name, str) or not NAME_RULE.fullmatch(name):
         raise InvalidName(
-            f"{of} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
+            f"{kind} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
             "and begins and ends with a letter or a digit"
         )
     return name
@@ -78,34 +78,34 @@ def checked_source(name: object) -> str:
 
 def checked_channel(name: object) -> str:
     """The name of a channel, if it keeps the rule; that of a source's log ends with ``@`` and the source."""
-    base, at, source = name.partition("@") if isinstance(name, str) else (name, "", "")
+    base, separator, source = name.partition("@") if isinstance(name, str) else (name, "", "")
     checked_name(base, "channel")
-    if at and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
+    if separator and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
         raise InvalidName(f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters")
-    return f"{base}{at}{source}"
+    return f"{base}{separator}{source}"
 
 
-def is_number(given: object, least: float, most: float) -> bool:
+def is_number(value: object, least: float, most: float) -> bool:
     """True if something is a number within limits: a whole one, if ``least`` is."""
     numbers = int if isinstance(least, int) else (int, float)
-    return isinstance(given, numbers) and not isinstance(given, bool) and least <= given <= most
+    return isinstance(value, numbers) and not isinstance(value, bool) and least <= value <= most
 
 
-def refuse_sources(channel: "Channel", who: str, why: str) -> None:
+def refuse_sources(channel: "Channel", subject: str, why: str) -> None:
     """Refuses a log that is read from several sources, where only this database's own channels will do."""
     if channel.sources:
         sources = ", ".join(channel.sources)
-        raise DeclarationError(f"{who}: log {channel.name} is read from the sources {sources}, and {why}")
+        raise DeclarationError(f"{subject}: log {channel.name} is read from the sources {sources}, and {why}")
 
 
-def check_reconciled(channel: "Channel", who: str) -> None:
+def check_reconciled(channel: "Channel", subject: str) -> None:
     """Makes sure that a consumer of the channel can be compared at a cut."""
     if not channel.traits.keeps_records:
         raise DeclarationError(
-            f"{who}: it reads {channel.traits.title}, and stands at no offset that a cut could equal. "
+            f"{subject}: it reads {channel.traits.title}, and stands at no offset that a cut could equal. "
             "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
         )
-    refuse_sources(channel, who, "no cut spans several databases")
+    refuse_sources(channel, subject, "no cut spans several databases")
 
 
 def shard_for_key(key: str | bytes, shards: int) -> Shard:
@@ -113,8 +113,8 @@ def shard_for_key(key: str | bytes, shards: int) -> Shard:
 
     A hash that Postgres and every language have, so that triggers and other producers agree with this function.
     """
-    given = key.encode() if isinstance(key, str) else key
-    return Shard(int.from_bytes(hashlib.sha256(given).digest()[:4]) % shards)
+    key_bytes = key.encode() if isinstance(key, str) else key
+    return Shard(int.from_bytes(hashlib.sha256(key_bytes).digest()[:4]) % shards)
 
 
 class Seconds:
@@ -129,21 +129,21 @@ class Seconds:
     def __get__(self, instance: object, owner: type | None = None) -> float:
         return self._default if instance is None else float(instance.__dict__[self._name])
 
-    def __set__(self, instance: Any, given: Duration) -> None:
-        seconds = find_duration(given)
+    def __set__(self, instance: Any, value: Duration) -> None:
+        seconds = find_duration(value)
         if not self._least <= seconds <= self._most:
             raise DeclarationError(
-                f"{instance.whose}: {self._name} is {given!r}; it takes {self._least:g} to {self._most:g} seconds, as a number, a "
+                f"{instance.whose}: {self._name} is {value!r}; it takes {self._least:g} to {self._most:g} seconds, as a number, a "
                 'timedelta, or a text such as "90s", "10m", "2h" or "7d"'
             )
         instance.__dict__[self._name] = seconds
 
 
-def check_payload(whose: str, model: object) -> None:
+def check_payload(subject: str, model: object) -> None:
     """Makes sure that payloads can be made into ``model``."""
     if is_typeddict(model) and sys.version_info < (3, 12) and type(model).__module__ == "typing":
         raise DeclarationError(
-            f"{whose}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: Pydantic cannot read typing's"
+            f"{subject}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: Pydantic cannot read typing's"
         )
     if not (
         isinstance(model, type)
@@ -155,7 +155,7 @@ def check_payload(whose: str, model: object) -> None:
         )
     ):
         raise DeclarationError(
-            f"{whose}: payload={model!r} takes a class: a dataclass, a TypedDict, a msgspec Struct or a Pydantic model"
+            f"{subject}: payload={model!r} takes a class: a dataclass, a TypedDict, a msgspec Struct or a Pydantic model"
         )
 
 
@@ -207,24 +207,24 @@ class _Sharded:
         self._check_name()
         self._check_range("shards", self.shards, MAX_SHARDS)
 
-    def _check_range(self, name: str, given: object, most: float, more: str = "") -> None:
-        if not is_number(given, 1, most):
-            raise self._error(f"{name} is {given!r}; it takes 1 to {most:,}{more}")
+    def _check_range(self, name: str, value: object, most: float, hint: str = "") -> None:
+        if not is_number(value, 1, most):
+            raise self._error(f"{name} is {value!r}; it takes 1 to {most:,}{hint}")
 
     @property
     def whose(self) -> str:
         """Its name in errors."""
         return f"channel {self.name}"
 
-    def _error(self, found: str) -> DeclarationError:
-        return DeclarationError(f"{self.whose}: {found}")
+    def _error(self, problem: str) -> DeclarationError:
+        return DeclarationError(f"{self.whose}: {problem}")
 
     def _check_name(self) -> None:
         checked_name(self.name, "channel")
 
-    def _check_max_bytes(self, given: int) -> None:
-        more = ". Keep larger payloads elsewhere, and stage where they are"
-        self._check_range("max_bytes", given, LARGEST_MAX_BYTES, more)
+    def _check_max_bytes(self, value: int) -> None:
+        hint = ". Keep larger payloads elsewhere, and stage where they are"
+        self._check_range("max_bytes", value, LARGEST_MAX_BYTES, hint)
 
     def shard_for(self, key: str | bytes) -> Shard:
         """The shard of a key: see ``shard_for_key``."""
@@ -275,15 +275,15 @@ class LogChannel(_Sharded, Generic[Payload]):
         if isinstance(self.sources, str) or not isinstance(cast("object", self.sources), Iterable):
             raise self._error(f"sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']")
         object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
-        base, at, named = str(self.name).partition("@")
-        if self.source is not None and at and self.source != named:
+        base, separator, source = str(self.name).partition("@")
+        if self.source is not None and separator and self.source != source:
             raise self._error(f"its name has another source than {self.source!r}")
-        if self.sources and (at or self.source is not None):
+        if self.sources and (separator or self.source is not None):
             raise self._error("it has a source where it is staged, or sources where they are read together, not both")
         if len(set(self.sources)) < len(self.sources):
             raise self._error(f"sources has a name twice: {', '.join(self.sources)}")
-        if at:
-            object.__setattr__(self, "source", named)
+        if separator:
+            object.__setattr__(self, "source", source)
         elif self.source is not None:
             object.__setattr__(self, "name", f"{base}@{checked_source(self.source)}")
 
@@ -301,9 +301,9 @@ class LogChannel(_Sharded, Generic[Payload]):
         """The log of one of its sources: ``rides@eu``."""
         return replace(self, name=f"{self.name}@{source}", shards=shards, sources=())
 
-    def _check_choice(self, what: str, chosen: object, choices: tuple[str, ...]) -> None:
+    def _check_choice(self, setting: str, chosen: object, choices: tuple[str, ...]) -> None:
         if chosen not in choices:
-            raise self._error(f"{what} is {chosen!r}; it takes {' or '.join(map(repr, choices))}")
+            raise self._error(f"{setting} is {chosen!r}; it takes {' or '.join(map(repr, choices))}")
 
     @property
     def stored_as(self) -> str:
@@ -313,10 +313,10 @@ class LogChannel(_Sharded, Generic[Payload]):
     @property
     def memory_bytes(self) -> int | None:
         """``redis_memory`` in bytes, a kilobyte of 1024; None if there is no limit, or if it cannot be read."""
-        given: Any = self.redis_memory
-        if isinstance(given, str) and (match := _SIZE.fullmatch(given)):
-            given = int(float(match["number"]) * _UNITS[match["unit"].upper()])
-        return given if is_number(given, 1, LARGEST_MEMORY) else None
+        size: Any = self.redis_memory
+        if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
+            size = int(float(match["number"]) * _UNITS[match["unit"].upper()])
+        return size if is_number(size, 1, LARGEST_MEMORY) else None
 
 
 @dataclass(frozen=True)
@@ -394,14 +394,14 @@ class Queue(_Sharded):
             )
 
     def _check_limits(self, field_: str, kind: type[TenantLimits | KeyLimits]) -> None:
-        given = getattr(self, field_)
-        if not isinstance(given, Mapping):
-            raise self._error(f"{field_} is {given!r}; it takes a mapping of names to {kind.__name__}")
-        for name, limits in given.items():
+        limits_by_name = getattr(self, field_)
+        if not isinstance(limits_by_name, Mapping):
+            raise self._error(f"{field_} is {limits_by_name!r}; it takes a mapping of names to {kind.__name__}")
+        for name, limits in limits_by_name.items():
             checked_text(field_, name, may_be_empty=True)
             if not isinstance(limits, kind):
                 raise self._error(f"{field_} of {name!r} is {type(limits).__name__}; it takes {kind.__name__}")
-        object.__setattr__(self, field_, dict(given))
+        object.__setattr__(self, field_, dict(limits_by_name))
 
     @property
     def limits_as_json(self) -> dict[str, Any]:
@@ -409,7 +409,7 @@ class Queue(_Sharded):
         if not self.limits and not self.key_limits and self.keys_within == "queue":
             return {}
         tenants, keys = (
-            {name: limits_as_json(each) for name, each in some.items()} for some in (self.limits, self.key_limits)
+            {name: limits_as_json(limits) for name, limits in group.items()} for group in (self.limits, self.key_limits)
         )
         return {"tenants": tenants, "keys": keys, "within": self.keys_within}
 

@@ -89,8 +89,8 @@ def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:
         id_: The message's id.
         headers: Its headers.  They are not parsed: a producer may have put anything in front.
     """
-    found, number = _STAGED_US.search(headers), find_number(id_.encode())
-    return None if found is None or number is None else (RecordId(number), int(found[1]))
+    match, number = _STAGED_US.search(headers), find_number(id_.encode())
+    return None if match is None or number is None else (RecordId(number), int(match[1]))
 
 
 MAX_NOTE_CHARACTERS = 500
@@ -155,8 +155,8 @@ class Job(Generic[Payload]):
     @cached_property
     def _own(self) -> dict[str, Any]:
         """Penstock's own header."""
-        own = self._all_headers().get(RESERVED)
-        return own if isinstance(own, dict) else {}
+        header = self._all_headers().get(RESERVED)
+        return header if isinstance(header, dict) else {}
 
     @property
     def action(self) -> str:
@@ -203,22 +203,22 @@ class Job(Generic[Payload]):
         """
         self.__dict__["result"] = result
 
-    def report_progress(self, done: float, note: str = "") -> None:
+    def report_progress(self, fraction: float, note: str = "") -> None:
         """Says how far the job is, for ``find_job`` and ``penstock trace``: within half a second, whatever becomes of the attempt.
 
         It takes no time: the worker's own thread writes the newest of each job, twice a second.
 
         Args:
-            done: The part that is done: 0 to 1.
+            fraction: The part that is done: 0 to 1.
             note: A word about it, up to 500 characters.
 
         Raises:
-            InvalidMessage: ``done`` is out of range.
+            InvalidMessage: ``fraction`` is out of range.
         """
-        if not 0 <= done <= 1:
-            raise InvalidMessage("done", f"is {done!r}; it takes the part that is done: 0 to 1")
+        if not 0 <= fraction <= 1:
+            raise InvalidMessage("fraction", f"is {fraction!r}; it takes 0 to 1")
         text = str(note)[:MAX_NOTE_CHARACTERS].replace("\0", "\ufffd").encode(errors="replace").decode()
-        self._report(float(done), text)
+        self._report(float(fraction), text)
 
     @property
     def staged_at(self) -> datetime:

@@ -90,14 +90,14 @@ class ScheduleSpec:
             return " ".join(str(self.every).split())
         return f"{find_duration(self.every):.6f}".rstrip("0").rstrip(".") + "s"
 
-    def slots(self, after: datetime) -> Iterator[datetime]:
+    def slots(self, start: datetime) -> Iterator[datetime]:
         """Its times after a moment, without end; none if there is none within fifty years."""
         if self._is_cron:
-            yield from cron_times(self.text, self._zone, after)
+            yield from cron_times(self.text, self._zone, start)
             return
         interval = timedelta(seconds=find_duration(self.every))
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
-        slot = epoch + ((after - epoch) // interval + 1) * interval
+        slot = epoch + ((start - epoch) // interval + 1) * interval
         while True:
             yield slot
             slot += interval
@@ -121,9 +121,9 @@ class ScheduleSpec:
         slots = chain([first], self.slots(first))
         return list(deque(takewhile(lambda slot: slot <= now, slots), maxlen=most))
 
-    def next_slot(self, after: datetime) -> datetime | None:
+    def next_slot(self, start: datetime) -> datetime | None:
         """Its first time after a moment; None if there is none any more."""
-        return next(self.slots(after), None)
+        return next(self.slots(start), None)
 
     @property
     def _is_cron(self) -> bool:
@@ -134,5 +134,5 @@ class ScheduleSpec:
         """The time zone; UTC needs no database of them."""
         return UTC if self.timezone == "UTC" else ZoneInfo(self.timezone)
 
-    def _error(self, field: str, given: object, why: str) -> DeclarationError:
-        return DeclarationError(f"schedule {self.name}: {field} is {given!r}; {why}")
+    def _error(self, field: str, value: object, why: str) -> DeclarationError:
+        return DeclarationError(f"schedule {self.name}: {field} is {value!r}; {why}")

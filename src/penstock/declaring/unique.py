@@ -105,7 +105,7 @@ class KeyLimits:
 def limits_as_json(limits: TenantLimits | KeyLimits) -> dict[str, float]:
     """Those fields that are no defaults."""
     defaults = type(limits)()
-    values = ((each.name, getattr(limits, each.name)) for each in fields(limits))
+    values = ((field.name, getattr(limits, field.name)) for field in fields(limits))
     return {name: value for name, value in values if value != getattr(defaults, name)}
 
 
@@ -114,17 +114,17 @@ L = TypeVar("L", TenantLimits, KeyLimits)
 
 def parse_limits(kind: type[L], rows: Mapping[str, Any]) -> dict[str, L]:
     """Limits by name from ``limits_as_json``; without fields of a later release, and without what somebody wrote and is no limits."""
-    known, found = {each.name for each in fields(kind)}, {}
+    field_names, limits = {field.name for field in fields(kind)}, {}
     for name, values in rows.items():
         with suppress(InvalidMessage, AttributeError):
             checked_text("name", name, may_be_empty=True)
-            found[name] = kind(**{field: value for field, value in values.items() if field in known})
-    return found
+            limits[name] = kind(**{field: value for field, value in values.items() if field in field_names})
+    return limits
 
 
 def _check_limits(limits: TenantLimits | KeyLimits) -> None:
-    for each in fields(limits):
-        value, name = getattr(limits, each.name), each.name
+    for field in fields(limits):
+        value, name = getattr(limits, field.name), field.name
         least, most = WEIGHTS if name == "weight" else (0, 2**53)
         if name == "is_paused" and not isinstance(value, bool):
             raise InvalidMessage(name, f"is {value!r}; it takes True or False")
@@ -147,13 +147,13 @@ def check_unique(unique: object) -> None:
     checked_duration("unique.window", unique.window, MAX_DELAY_S)
 
 
-def checked_duration(field: str, given: object, most: float) -> float:
+def checked_duration(field: str, value: object, most: float) -> float:
     """The seconds of a duration."""
-    seconds = find_duration(given)
+    seconds = find_duration(value)
     if not 0 <= seconds <= most:
         raise InvalidMessage(
             field,
-            f'is {given!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" or "1d", up to {most:,.0f} seconds',
+            f'is {value!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" or "1d", up to {most:,.0f} seconds',
         )
     return seconds
 
@@ -169,9 +169,9 @@ def mark_key(key: str, priority: object) -> str:
     return f"{_MARKS.get(str(priority), '')}{key}"
 
 
-def unmark_key(held: str) -> str:
+def unmark_key(stored_key: str) -> str:
     """The key of a message, of a key as a queue holds it."""
-    return held[2:] if held.startswith("\1") else held
+    return stored_key[2:] if stored_key.startswith("\1") else stored_key
 
 
 def name_within(tenant: str, name: str) -> str:
@@ -179,9 +179,9 @@ def name_within(tenant: str, name: str) -> str:
     return f"{tenant}\0{name}"
 
 
-def name_as_staged(held: str) -> str:
+def name_as_staged(stored_name: str) -> str:
     """The name of a message, of a name as a queue holds it: without the tenant of ``name_within``."""
-    return held.rpartition("\0")[2]
+    return stored_name.rpartition("\0")[2]
 
 
 def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> str:
