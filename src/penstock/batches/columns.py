@@ -62,12 +62,12 @@ def size(codec: Codec, stored: bytes) -> int:
     if codec == "none":
         return len(stored)
     try:
-        found: int = _zstd().frame_content_size(stored)
+        size_bytes: int = _zstd().frame_content_size(stored)
     except _zstd().ZstdError as error:
         raise DamagedFrame from error
-    if not 0 <= found <= MAX_BYTES:
+    if not 0 <= size_bytes <= MAX_BYTES:
         raise DamagedFrame
-    return found
+    return size_bytes
 
 
 def decompress(codec: Codec, stored: bytes) -> bytes:
@@ -156,7 +156,7 @@ class Columns:
             _write(objects),
             _join(data),
             _join(headers),
-            _write([at - first_us for at in times]),
+            _write([staged_us - first_us for staged_us in times]),
         ]
         return cls.of_lines(len(ids), first_id, first_us, [text.encode() for text in texts])
 
@@ -212,7 +212,7 @@ class Columns:
     def staged_us(self) -> list[int]:
         """Time of each record's staging, in microseconds since 1970."""
         first = self.first_us
-        return [first + after for after in self._numbers(6)]
+        return [first + delta for delta in self._numbers(6)]
 
     def values(self) -> tuple[list[RecordId], list[str], list[str], list[str], list[str], list[str], list[int]]:
         """The records' values, in the order of ``COLUMNS``."""
@@ -240,10 +240,10 @@ class Columns:
         self._check_sizes()
         self.values()
         ids, times = self.ids, self.staged_us
-        ends = ids[0], times[0], ids[-1], times[-1]
-        if ends != (self.first_id, self.first_us, self.last_id, self.last_us):
+        boundaries = ids[0], times[0], ids[-1], times[-1]
+        if boundaries != (self.first_id, self.first_us, self.last_id, self.last_us):
             raise DamagedColumns("its columns hold other records than it says")
-        if any(not all(each) and None in each for each in (self.keys, self.actions, self.objects)):
+        if any(not all(column) and None in column for column in (self.keys, self.actions, self.objects)):
             raise DamagedColumns("one of its records is gone")
         if not (0 <= min(ids) <= max(ids) <= MAX_NUMBER and -MAX_NUMBER <= min(times) <= max(times) <= MAX_NUMBER):
             raise DamagedColumns("a number of it is too large")
@@ -273,26 +273,26 @@ class Columns:
         if text.translate(None, b"-0123456789\n"):
             raise _damaged(column)  # what Python takes as well: 1_0, +1
         try:
-            found = _parse_lines(text.decode())
+            numbers = _parse_lines(text.decode())
         except ValueError:  # 007 is a number, and no JSON
             try:
-                found = [*map(int, text.split(b"\n"))]
+                numbers = [*map(int, text.split(b"\n"))]
             except ValueError as error:
                 raise _damaged(column) from error
-        return self._whole(column, found)
+        return self._whole(column, numbers)
 
     def _strings(self, column: int) -> list[str]:
         text = self._text(column)
         try:
-            found = _parse_strings(text.decode())
-            if not {*map(type, found)} <= _STRING_OR_NULL:
+            strings = _parse_strings(text.decode())
+            if not {*map(type, strings)} <= _STRING_OR_NULL:
                 raise _damaged(column)
             # No text of Postgres has a NUL, or half of a surrogate pair, which cannot be encoded.
-            if b"\\u" in text and b"\0" in "".join(filter(None, found)).encode():
+            if b"\\u" in text and b"\0" in "".join(filter(None, strings)).encode():
                 raise _damaged(column)
         except ValueError as error:  # neither JSON nor UTF-8
             raise _damaged(column) from error
-        return self._whole(column, found)
+        return self._whole(column, strings)
 
     def _lines(self, column: int) -> list[str]:
         try:
@@ -300,11 +300,11 @@ class Columns:
         except UnicodeDecodeError as error:
             raise _damaged(column) from error
 
-    def _whole(self, column: int, found: list[_Value]) -> list[_Value]:
-        if len(found) == self.count:
-            return found
-        if len(found) == 1:
-            return found * self.count
+    def _whole(self, column: int, values: list[_Value]) -> list[_Value]:
+        if len(values) == self.count:
+            return values
+        if len(values) == 1:
+            return values * self.count
         raise _damaged(column)
 
 
@@ -319,8 +319,8 @@ def _parse_strings(text: str) -> list[Any]:
 
 def _parse_lines(text: str) -> list[Any]:
     """The value of each line, in one call."""
-    found: list[Any] = decode_json(f"[{text}]".replace("\n", ","))
-    return found
+    values: list[Any] = decode_json(f"[{text}]".replace("\n", ","))
+    return values
 
 
 def _damaged(column: int) -> DamagedColumns:

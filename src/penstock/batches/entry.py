@@ -39,7 +39,13 @@ class Entry:
 
     @classmethod
     def parse(
-        cls, shard: ShardName, last: Offset, values: Sequence[bytes], *, after: Offset = BEGINNING, whole: bool = True
+        cls,
+        shard: ShardName,
+        last: Offset,
+        values: Sequence[bytes],
+        *,
+        previous: Offset = BEGINNING,
+        check: bool = True,
     ) -> "Entry":
         """The entry with the values of ``FIELDS``, which follows the record at ``after``.
 
@@ -49,14 +55,14 @@ class Entry:
         first = cls.parse_first(last, values)
         first_id, first_us = _parse_identity(values[1])
         last_id, last_us = cls.parse_last(values)
-        if first <= after:
-            raise DamagedColumns(f"it begins at offset {first}, and the one before ends at {after}")
-        codec = next((each for each in CODECS if each.encode() == values[3]), None)
+        if first <= previous:
+            raise DamagedColumns(f"it begins at offset {first}, and the one before ends at {previous}")
+        codec = next((name for name in CODECS if name.encode() == values[3]), None)
         if codec is None:
             raise DamagedColumns("its codec is unknown to this release")
-        ends = first_id, first_us, last_id, last_us
-        columns = Columns(last - first + 1, *ends, values[_COLUMNS_FROM:], codec)
-        if not whole:
+        boundaries = first_id, first_us, last_id, last_us
+        columns = Columns(last - first + 1, *boundaries, values[_COLUMNS_FROM:], codec)
+        if not check:
             return cls(shard, first, columns.opened())
         columns.check()
         return cls(shard, first, columns)

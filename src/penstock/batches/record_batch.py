@@ -175,25 +175,25 @@ class Records(Sequence[Record[Payload]]):
     def _at(self, place: int) -> Record[Payload]:
         for part in self._parts:
             if place < len(part):
-                [found] = part.source.records(part.start + place, part.start + place + 1)
-                return found
+                [record] = part.source.records(part.start + place, part.start + place + 1)
+                return record
             place -= len(part)
         raise IndexError(place)
 
     def _between(self, start: int, stop: int) -> "Records[Payload]":
-        kept, before = [], 0
+        parts, skipped = [], 0
         for part in self._parts:
-            first, last = max(start - before, 0), min(stop - before, len(part))
+            first, last = max(start - skipped, 0), min(stop - skipped, len(part))
             if first < last:
-                kept.append(_Part(part.source, part.start + first, part.start + last))
-            before += len(part)
-        return Records(kept)
+                parts.append(_Part(part.source, part.start + first, part.start + last))
+            skipped += len(part)
+        return Records(parts)
 
 
 def as_records(*sources: Entry | RecordColumns | Iterable[Record]) -> Records[Any]:
     """The records of entries and columns, or given ones."""
-    found = map(_as_source, sources)
-    return Records([_Part(source, 0, len(source)) for source in found if len(source)])
+    converted = map(_as_source, sources)
+    return Records([_Part(source, 0, len(source)) for source in converted if len(source)])
 
 
 def _as_source(source: Entry | RecordColumns | Iterable[Record]) -> RecordColumns | GivenRecords:
@@ -209,6 +209,6 @@ def _as_source(source: Entry | RecordColumns | Iterable[Record]) -> RecordColumn
 def join_records(several: Iterable[Sequence[Record]]) -> Records[Any]:
     """The records of several shards, one after the other."""
     parts: list[_Part] = []
-    for each in several:
-        parts += (each if isinstance(each, Records) else as_records(each))._parts  # noqa: SLF001  of its own room
+    for records in several:
+        parts += (records if isinstance(records, Records) else as_records(records))._parts  # noqa: SLF001  of its own room
     return Records(parts)

@@ -145,7 +145,7 @@ def parse_batch(
     """
     last, values = parse_offset(entry_id, shard), _batch_values(fields)
     try:
-        return Entry.parse(shard, last, values, after=after, whole=whole)
+        return Entry.parse(shard, last, values, previous=after, check=whole)
     except DamagedColumns as error:
         raise make_damaged(shard, entry_id, error, parse_first(shard, entry_id, fields)) from error
     except MemoryError as error:
