@@ -51,7 +51,7 @@ class TriggerOperation(MigrateOperation):
             DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
         """
         triggers = _find_triggers(operations, pipeline, classes)
-        operations.invoke(cls([sql for found in triggers for sql in found.statements]))
+        operations.invoke(cls([sql for trigger in triggers for sql in trigger.statements]))
 
     @classmethod
     def drop(cls, operations: Operations, pipeline: Declarations, *classes: type[Any]) -> None:
@@ -61,7 +61,7 @@ class TriggerOperation(MigrateOperation):
             DeclarationError: No class is given, or one has no rule with ``capture="trigger"``.
         """
         triggers = _find_triggers(operations, pipeline, classes)
-        operations.invoke(cls([sql for found in triggers for sql in found.drop]))
+        operations.invoke(cls([sql for trigger in triggers for sql in trigger.drop]))
 
 
 @Operations.implementation_for(TriggerOperation)
@@ -72,15 +72,15 @@ def _execute(operations: Operations, operation: TriggerOperation) -> None:
 
 def _find_triggers(operations: Operations, pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:
     """Finds the triggers of the classes, in the order of their rules' declaration."""
-    wanted, connection = tuple(classes), operations.get_context().connection  # none offline
+    models, connection = tuple(classes), operations.get_context().connection  # none offline
     options = connection.get_execution_options() if connection is not None else {}
     triggers = make_triggers(pipeline, options.get("schema_translate_map"))
-    found = [trigger for trigger in triggers if trigger.rule.model in wanted]
-    missing = [cls.__name__ for cls in wanted if all(trigger.rule.model is not cls for trigger in found)]
-    if missing or not wanted:
+    chosen = [trigger for trigger in triggers if trigger.rule.model in models]
+    missing = [cls.__name__ for cls in models if all(trigger.rule.model is not cls for trigger in chosen)]
+    if missing or not models:
         raise DeclarationError(
             f'no staging rule with capture="trigger" is declared for {missing[0]}'
             if missing
             else "which triggers? Give the mapped classes: op.create_penstock_triggers(pipeline, Order)"
         )
-    return found
+    return chosen

@@ -50,8 +50,8 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
     tables = read_tables(connection, pipeline.scope, {trigger.table for trigger in triggers}) if triggers else []
     faults: list[CaptureFault] = []
     for trigger in triggers:
-        own = [each for each in installed if each.name == trigger.name]
-        faults += _inspect(trigger, _list_bodies(trigger, pipeline, channels), own, tables)
+        matching = [candidate for candidate in installed if candidate.name == trigger.name]
+        faults += _inspect(trigger, _list_bodies(trigger, pipeline, channels), matching, tables)
     return [*faults, *_find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)]
 
 
@@ -78,12 +78,12 @@ def install_triggers(database: Database, pipeline: Pipeline, search_path: str | 
     triggers = make_triggers(pipeline, options.get("schema_translate_map"))
     if not triggers:
         return []
-    done, failed = [], []
+    tables, failed = [], []
     with connect_postgres(get_database_url(database), application="init") as connection:
         for trigger in triggers:
             with postgres_errors(f"installing the trigger of {trigger.table}"):
                 try:
-                    done += [trigger.table] if _install(connection, pipeline, trigger, search_path) else []
+                    tables += [trigger.table] if _install(connection, pipeline, trigger, search_path) else []
                 except (
                     psycopg.ProgrammingError,
                     TriggerMissing,
@@ -95,7 +95,7 @@ def install_triggers(database: Database, pipeline: Pipeline, search_path: str | 
             f"no trigger was installed for {'; '.join(failed)}. Create or migrate the application's tables first, "
             f"as their owner, then: {INIT}"
         )
-    return done
+    return tables
 
 
 def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, search_path: str | None) -> bool:
@@ -114,8 +114,8 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, searc
         tables = read_tables(connection, pipeline.scope, [trigger.table])
         [table] = [table for table in tables if table.oid == oid]
         installed = read_installed(connection, pipeline.scope)
-        own = [each for each in installed if each.name == trigger.name]
-        faults = list(_inspect_table(trigger, {trigger.body}, own, table))
+        matching = [candidate for candidate in installed if candidate.name == trigger.name]
+        faults = list(_inspect_table(trigger, {trigger.body}, matching, table))
         if not any(fault.is_mended_by_init for fault in faults):
             return False
         for fault in find_refusals(trigger, table):
@@ -133,9 +133,9 @@ def _render_drops(
 ) -> Iterator[str]:
     """Renders what drops the triggers of a table that was renamed, and its class with it: changes would be staged twice."""
     declared = {make_name(rule) for rule in pipeline.rules}
-    for each in installed:
-        if each.name not in declared and is_of_former_name(trigger, each, table):
-            yield from render_drop(each.name, quote(pipeline.scope.schema, each.name), table.full_name)
+    for other in installed:
+        if other.name not in declared and is_of_former_name(trigger, other, table):
+            yield from render_drop(other.name, quote(pipeline.scope.schema, other.name), table.full_name)
 
 
 def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable) -> None:
@@ -160,27 +160,31 @@ def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, Re
     registered = channels.get(rule.channel.name)
     shards = {rule.channel.shards}
     if registered is not None and registered.generations:
-        shards |= {each.shards for each in registered.every_generation}
+        shards |= {generation.shards for generation in registered.every_generation}
     return {make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body for n in shards}
 
 
 def _inspect(
-    trigger: Trigger, bodies: Collection[str], own: Sequence[InstalledTrigger], tables: Sequence[CapturedTable]
+    trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], tables: Sequence[CapturedTable]
 ) -> Iterator[CaptureFault]:
     """Compares what a rule declares with what is installed, on each table that it may be about.
 
     That is the table in the schema that the class names.  Where the class leaves the schema open, or the application
     translates it, as with a schema a tenant, each table that has the trigger.
     """
-    row, named = FIRST + trigger.name, [table for table in tables if table.name == trigger.table]
-    captured = {each.oid for each in own if each.trigger == row}
-    about = [table for table in named if table.oid in captured or table.schema == trigger.schema]
+    row, namesakes = FIRST + trigger.name, [table for table in tables if table.name == trigger.table]
+    captured = {candidate.oid for candidate in installed if candidate.trigger == row}
+    about = [table for table in namesakes if table.oid in captured or table.schema == trigger.schema]
     if not about:
-        about = [table for table in named if trigger.schema is None and table.oid in {each.oid for each in own}]
+        about = [
+            table
+            for table in namesakes
+            if trigger.schema is None and table.oid in {candidate.oid for candidate in installed}
+        ]
     if not about:
         yield _missing(trigger, quote(trigger.schema, trigger.table), row)
     for table in about:
-        yield from _inspect_table(trigger, bodies, own, table)
+        yield from _inspect_table(trigger, bodies, installed, table)
     if len(about) > 1:
         if not trigger.rule.channel.traits.has_payloads:
             yield CaptureFault(
@@ -190,16 +194,16 @@ def _inspect(
                 is_refused=False,
                 is_mended_by_init=False,
             )
-        for table in named:
+        for table in namesakes:
             if table not in about and table.kind in TABLES and trigger.expressions.keys() <= table.columns.keys():
                 yield replace(_missing(trigger, table.full_name, row), is_refused=False)
     members = {table.oid for table in about} | {part.oid for table in about for part in table.parts}
-    for each in own:
-        if each.oid is not None and each.oid not in members:
-            place = quote(each.schema, each.table)
+    for candidate in installed:
+        if candidate.oid is not None and candidate.oid not in members:
+            place = quote(candidate.schema, candidate.table)
             yield CaptureFault(
-                f"trigger {each.trigger} of table {place} captures what is no part of table {trigger.table}",
-                f"DROP TRIGGER {quote(each.trigger)} ON {place}",
+                f"trigger {candidate.trigger} of table {place} captures what is no part of table {trigger.table}",
+                f"DROP TRIGGER {quote(candidate.trigger)} ON {place}",
                 is_refused=False,
                 is_mended_by_init=False,
             )
@@ -211,32 +215,35 @@ def _missing(trigger: Trigger, table: str, name: str) -> CaptureFault:
 
 
 def _inspect_table(
-    trigger: Trigger, bodies: Collection[str], own: Sequence[InstalledTrigger], table: CapturedTable
+    trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], table: CapturedTable
 ) -> Iterator[CaptureFault]:
     """Compares what a rule declares with one table and its triggers."""
-    fault = _find_fault(trigger, bodies, own, table)
+    fault = _find_fault(trigger, bodies, installed, table)
     if fault is not None:
         yield fault
     yield from find_refusals(trigger, table)
-    if any(each.oid == table.oid and each.trigger == FIRST + trigger.name for each in own):
-        yield from find_changes(trigger, table, own)
+    if any(candidate.oid == table.oid and candidate.trigger == FIRST + trigger.name for candidate in installed):
+        yield from find_changes(trigger, table, installed)
 
 
 def _find_fault(
-    trigger: Trigger, bodies: Collection[str], own: Sequence[InstalledTrigger], table: CapturedTable
+    trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], table: CapturedTable
 ) -> CaptureFault | None:
     """Compares the triggers of a table with those that the rule declares."""
-    cls, there = trigger.rule.model.__name__, {each.trigger: each for each in own if each.oid == table.oid}
+    cls, by_name = (
+        trigger.rule.model.__name__,
+        {candidate.trigger: candidate for candidate in installed if candidate.oid == table.oid},
+    )
     for name, kind in trigger.types.items():
-        found = there.get(name)
-        if found is None:
+        current = by_name.get(name)
+        if current is None:
             return _missing(trigger, table.full_name, name)
-        if not found.fires:
+        if not current.fires:
             message = (
                 f"{cls} is captured by trigger, and trigger {name} of table {table.full_name} is disabled or limited"
             )
             return CaptureFault(message, f"ALTER TABLE {table.full_name} ENABLE TRIGGER {quote(name)}, or {INIT}")
-        if found.type != kind or found.body not in bodies:
+        if current.type != kind or current.body not in bodies:
             message = (
                 f"{cls} is captured by trigger, and trigger {name} of table {table.full_name} is not that of its rule"
             )
@@ -245,17 +252,17 @@ def _find_fault(
 
 
 def _find_undeclared(
-    pipeline: Pipeline, known: Collection[str], installed: Sequence[InstalledTrigger]
+    pipeline: Pipeline, declared: Collection[str], installed: Sequence[InstalledTrigger]
 ) -> Iterator[CaptureFault]:
     """Finds triggers that go on capturing for a rule that has gone: a class may have been renamed."""
     by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
-    for name, each in {each.name: each for each in installed if each.trigger is not None}.items():
-        if name not in known:
-            table = quote(each.schema, each.table or "")
+    for name, trigger in {trigger.name: trigger for trigger in installed if trigger.trigger is not None}.items():
+        if name not in declared:
+            table = quote(trigger.schema, trigger.table or "")
             drop = f"DROP FUNCTION {quote(pipeline.scope.schema, name)}() CASCADE"
-            message = f"trigger {each.trigger} of table {table} captures for no rule of this pipeline"
+            message = f"trigger {trigger.trigger} of table {table} captures for no rule of this pipeline"
             if name in by_hooks:
-                message = f"trigger {each.trigger} of table {table} stages again what the session's hooks stage"
+                message = f"trigger {trigger.trigger} of table {table} stages again what the session's hooks stage"
             else:
                 drop = f"unless another pipeline declares it: {drop}"
             yield CaptureFault(message, drop, is_refused=False, is_mended_by_init=False)

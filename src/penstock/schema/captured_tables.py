@@ -137,11 +137,11 @@ def find_changes(
 ) -> Iterator[CaptureFault]:
     """Finds what has changed since the trigger was installed, and what its order depends on."""
     row, truncate = FIRST + trigger.name, f"{trigger.name}_truncate"
-    there = {(each.oid, each.trigger) for each in installed if each.fires}
+    firing = {(candidate.oid, candidate.trigger) for candidate in installed if candidate.fires}
     for part in table.parts:
-        if not part.is_partition and (part.oid, row) not in there:
+        if not part.is_partition and (part.oid, row) not in firing:
             yield CaptureFault(f"{part.name} inherits from table {table.full_name}, and has no trigger {row}", INIT)
-        elif truncate in trigger.types and (part.oid, truncate) not in there:
+        elif truncate in trigger.types and (part.oid, truncate) not in firing:
             message = f"TRUNCATE of {part.name}, a part of table {table.full_name}, would remove rows without records"
             yield CaptureFault(message, INIT, is_refused=False)
         if row in part.disabled:
@@ -149,7 +149,9 @@ def find_changes(
                 f"trigger {row} of {part.name}, a partition of table {table.full_name}, is disabled",
                 f"ALTER TABLE {part.name} ENABLE TRIGGER {quote(row)}, or {INIT}",
             )
-    comment = next(each.comment for each in installed if (each.oid, each.trigger) == (table.oid, row))
+    comment = next(
+        candidate.comment for candidate in installed if (candidate.oid, candidate.trigger) == (table.oid, row)
+    )
     yield from _compare(trigger, table, _parse(comment))
     for name, labels in trigger.labels.items():
         column = table.columns.get(name)
@@ -172,9 +174,9 @@ def find_changes(
     yield from _warn(table, row)
 
 
-def _compare(trigger: Trigger, table: CapturedTable, before: dict[str, object]) -> Iterator[CaptureFault]:
+def _compare(trigger: Trigger, table: CapturedTable, recorded: dict[str, object]) -> Iterator[CaptureFault]:
     """Compares columns and parts with those that the trigger's comment lists."""
-    columns, parts = before.get("columns"), before.get("parts")
+    columns, parts = recorded.get("columns"), recorded.get("parts")
     if not isinstance(columns, dict) or not isinstance(parts, list):
         message = (
             f"trigger {FIRST}{trigger.name} of table {table.full_name} has lost the comment that says what it reads"

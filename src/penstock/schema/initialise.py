@@ -50,9 +50,9 @@ def lock_migrations(connection: Connection, schema: str) -> None:
 
 def _schema() -> str:
     """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
-    given = context.get_x_argument(as_dictionary=True).get("penstock_schema")
+    argument = context.get_x_argument(as_dictionary=True).get("penstock_schema")
     configured = context.config.get_main_option("penstock_schema")
-    return str(given or configured or DEFAULT_SCOPE.schema)
+    return str(argument or configured or DEFAULT_SCOPE.schema)
 
 
 NEEDED = "UTF8"
@@ -60,10 +60,10 @@ NEEDED = "UTF8"
 
 def check_encoding(connection: psycopg.Connection[object]) -> None:
     """Checks that the database can hold every character: of records, of keys, and of reasons why a handler failed."""
-    found = connection.info.parameter_status("server_encoding")
-    if found != NEEDED:
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != NEEDED:
         raise UnsafeSetting(
-            f"database {connection.info.dbname} has the encoding {found}; Penstock needs {NEEDED}, which has every character of a "
+            f"database {connection.info.dbname} has the encoding {encoding}; Penstock needs {NEEDED}, which has every character of a "
             "record. Create one with: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and restore a dump into it"
         )
 
@@ -93,8 +93,8 @@ def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revisio
     try:
         for _ in range(ATTEMPTS):
             with suppress(*CONFLICTS), postgres_errors("creating Penstock's tables"), engine.begin() as connection:
-                before = _migrate(connection, schema, revision)
-                return None if before is None else before.revision
+                previous = _migrate(connection, schema, revision)
+                return None if previous is None else previous.revision
     finally:
         engine.dispose()
     raise ServerUnavailable(
@@ -109,9 +109,9 @@ def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevisio
         connection.execute(setting)
     lock_migrations(connection, schema)
     driver: Any = connection.connection
-    before = find_revision(driver.driver_connection, schema)
-    if before is not None and not _may_migrate(before, schema):
-        return before
+    previous = find_revision(driver.driver_connection, schema)
+    if previous is not None and not _may_migrate(previous, schema):
+        return previous
     connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
     _become_owner(connection, schema)
     with alembic_config(schema) as config:
@@ -120,29 +120,29 @@ def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevisio
             command.downgrade(config, "base")
         else:
             command.upgrade(config, revision)
-    return before
+    return previous
 
 
 @contextmanager
 def reporting_waits(database_url: str, report: Callable[[str], object]) -> Iterator[None]:
     """Reports whom ``penstock init`` waits for, while the block runs: a lock of its own, or of a table, is waited for without a limit."""
-    ended = threading.Event()
+    stop = threading.Event()
 
     def watch() -> None:
         sql = statements("penstock.database", DEFAULT_SCOPE.schema)["blockers"]
-        known: list[Any] = []
-        if ended.wait(WATCH_S):
+        reported: list[Any] = []
+        if stop.wait(WATCH_S):
             return
         with (
             suppress(PenstockError, psycopg.Error),  # the block itself reports what is wrong
             connect_postgres(database_url, application="watch") as connection,
         ):
             while True:
-                found = connection.execute(sql).fetchall()
-                for blocker in found if found != known else ():
+                blockers = connection.execute(sql).fetchall()
+                for blocker in blockers if blockers != reported else ():
                     report(_describe_blocker(*blocker))
-                known = found
-                if ended.wait(WATCH_S):
+                reported = blockers
+                if stop.wait(WATCH_S):
                     return
 
     thread = threading.Thread(target=watch, name="penstock-watch", daemon=True)
@@ -150,7 +150,7 @@ def reporting_waits(database_url: str, report: Callable[[str], object]) -> Itera
     try:
         yield
     finally:
-        ended.set()
+        stop.set()
         thread.join()
 
 
@@ -163,18 +163,18 @@ def _describe_blocker(pid: int, user: str, application: str) -> str:
     )
 
 
-def _may_migrate(before: FoundRevision, schema: str) -> bool:
+def _may_migrate(current: FoundRevision, schema: str) -> bool:
     """True if our Alembic migrates these tables; false if another one does and has nothing left to do."""
-    if not before.revision or is_newer(before.revision):
-        if (unusable := why_unusable(before, schema)) is not None:
+    if not current.revision or is_newer(current.revision):
+        if (unusable := why_unusable(current, schema)) is not None:
             raise SchemaMissing(str(unusable))
         return False
-    if not before.is_own and before.revision != newest_shipped():
+    if not current.is_own and current.revision != newest_shipped():
         raise SchemaMissing(
-            f"the revision of schema {schema}, {before.revision}, is kept in {before.table} by another Alembic; upgrade it there, "
+            f"the revision of schema {schema}, {current.revision}, is kept in {current.table} by another Alembic; upgrade it there, "
             f"to {newest_shipped()}: alembic upgrade heads"
         )
-    return before.is_own
+    return current.is_own
 
 
 def _become_owner(connection: Connection, schema: str) -> None:

@@ -109,17 +109,17 @@ def _history(schema: str) -> Iterator[Sequence[Script]]:
     """Our migrations, oldest first; while the block runs they create their tables in ``schema``."""
     checked_schema(schema)
     config = context.config
-    before = config.get_main_option("penstock_schema")
+    previous = config.get_main_option("penstock_schema")
     config.set_main_option("penstock_schema", schema)
     try:
         with alembic_config(schema) as ours:
             scripts = ScriptDirectory.from_config(ours)
             yield list(scripts.walk_revisions())[::-1]
     finally:
-        if before is None:
+        if previous is None:
             config.file_config.remove_option(config.config_ini_section, "penstock_schema")
         else:
-            config.set_main_option("penstock_schema", before)
+            config.set_main_option("penstock_schema", previous)
 
 
 def _position(scripts: Sequence[Script], revision: str) -> int:
@@ -138,13 +138,15 @@ def _read_revision(schema: str, start: str) -> str:
         return start
     connection = op.get_bind()
     lock_migrations(connection, schema)
-    found = _exists(connection, _table(schema)) and connection.scalar(text(f"SELECT version_num FROM {_table(schema)}"))
-    if not found and _exists(connection, quote(schema, "staged_records")):
+    revision = _exists(connection, _table(schema)) and connection.scalar(
+        text(f"SELECT version_num FROM {_table(schema)}")
+    )
+    if not revision and _exists(connection, quote(schema, "staged_records")):
         raise SchemaMissing(
             f"schema {schema} has Penstock's tables already, and {_table(schema)} does not name their revision. "
             f"See docs: {SchemaMissing.page}"
         )
-    return found or _BASE
+    return revision or _BASE
 
 
 def _exists(connection: Connection, table: str) -> bool:

@@ -56,12 +56,12 @@ def check_revision(connection: Executor, scope: Scope) -> None:
     """Checks that this release works with the schema: one round trip, if the version table is the schema's own."""
     with postgres_errors("reading the revision of the schema"):
         try:
-            found = _read_own(connection, scope.schema) or find_revision(connection, scope.schema)
+            current = _read_own(connection, scope.schema) or find_revision(connection, scope.schema)
         except psycopg.errors.InsufficientPrivilege:
             table = f"{scope.schema}.alembic_version"
             log.warning("schema revision not checked", fix=f"GRANT SELECT ON {table} TO this role")
             return
-    if (unusable := why_unusable(found, scope.schema)) is not None:
+    if (unusable := why_unusable(current, scope.schema)) is not None:
         raise SchemaMissing(str(unusable))
 
 
@@ -90,19 +90,19 @@ class UnusableSchema:
         return f"{self.reason}. What to do: {self.fix}"
 
 
-def why_unusable(found: FoundRevision | None, schema: str) -> UnusableSchema | None:
+def why_unusable(current: FoundRevision | None, schema: str) -> UnusableSchema | None:
     """The reason why this release does not work with a schema; None if it does."""
-    if found is None:
+    if current is None:
         return UnusableSchema(f"schema {schema} has no Penstock tables", init_command(schema))
-    if not found.revision:
+    if not current.revision:
         reason = f"schema {schema} has Penstock's tables, but no version table of Alembic names their revision"
         return UnusableSchema(reason, f"see docs: {SchemaMissing.page}")
-    at = f"schema {schema} is at {found.revision}"
-    if _number(found.revision) < _number(OLDEST):
-        reason = f"{at}; this release needs {OLDEST} or newer"
-        return UnusableSchema(reason, how_to_upgrade(found, schema))
-    if is_newer(found.revision) and _since(found.revision) > _number(newest_shipped()):
-        reason = f"{at}, of a newer release or an unreleased version; this release ships {newest_shipped()}"
+    position = f"schema {schema} is at {current.revision}"
+    if _number(current.revision) < _number(OLDEST):
+        reason = f"{position}; this release needs {OLDEST} or newer"
+        return UnusableSchema(reason, upgrade_command(current, schema))
+    if is_newer(current.revision) and _since(current.revision) > _number(newest_shipped()):
+        reason = f"{position}, of a newer release or an unreleased version; this release ships {newest_shipped()}"
         fix = "pip install --upgrade penstock-outbox, here too; tables of an unreleased version are made anew"
         return UnusableSchema(reason, fix)
     return None
@@ -113,9 +113,13 @@ def is_newer(revision: str) -> bool:
     return _number(revision) > _number(newest_shipped())
 
 
-def how_to_upgrade(found: FoundRevision, schema: str) -> str:
+def upgrade_command(current: FoundRevision, schema: str) -> str:
     """The command that upgrades a schema: ours, or that of the Alembic that keeps its revision."""
-    return init_command(schema) if found.is_own else f"alembic upgrade heads, with the Alembic that keeps {found.table}"
+    return (
+        init_command(schema)
+        if current.is_own
+        else f"alembic upgrade heads, with the Alembic that keeps {current.table}"
+    )
 
 
 def init_command(schema: str) -> str:

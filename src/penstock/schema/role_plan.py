@@ -36,7 +36,7 @@ class _Present:
 
     roles: set[str]  # those that exist, by their names in Postgres
     foreign: list[tuple[Any, ...]]  # kind and name of what another role owns in the schema
-    held: dict[str, set[Right]]  # the rights of each role, of ours and of others
+    granted: dict[str, set[Right]]  # the rights of each role, of ours and of others
     acts_as_owner: bool  # true if this connection's role inherits the owner's
     reads_new_tables: bool  # true if the viewer may read tables that the owner creates
     sees_activity: bool  # true if the viewer sees what others do in ``pg_stat_activity``
@@ -50,20 +50,20 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
     """
     names = _full_names(prefix)
     with postgres_errors("reading roles and privileges"):
-        found = _read_present(connection, schema, names)
-    shows = found.sees_activity or found.may_show_activity
+        present = _read_present(connection, schema, names)
+    shows = present.sees_activity or present.may_show_activity
     planned = [
-        *(f"CREATE ROLE {quote(name)} NOLOGIN" for name in names.values() if name not in found.roles),
-        *_own(found, schema, names["owner"]),
-        *(sql for role in _WORKING for sql in _grant(found, schema, role, names[role])),
-        *([] if found.reads_new_tables else [_let_read_new_tables(schema, names)]),
-        *([_show_activity(names)] if shows and not found.sees_activity else []),
+        *(f"CREATE ROLE {quote(name)} NOLOGIN" for name in names.values() if name not in present.roles),
+        *_own(present, schema, names["owner"]),
+        *(sql for role in _WORKING for sql in _grant(present, schema, role, names[role])),
+        *([] if present.reads_new_tables else [_let_read_new_tables(schema, names)]),
+        *([_show_activity(names)] if shows and not present.sees_activity else []),
     ]
     note = (
         f"Not part of it, because only a superuser may: {_show_activity(names)}; without it, penstock doctor run as a "
         "viewer does not see the long transactions of others"
     )
-    notes = [*_note_others(found, schema, names), *([] if shows else [note])]
+    notes = [*_note_others(present, schema, names), *([] if shows else [note])]
     return RolePlan(tuple(planned), tuple(notes))
 
 
@@ -75,9 +75,9 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         for statement in plan.statements:
             connection.execute(statement.encode())
         # Postgres only warns of a GRANT by a role that has a privilege and may not pass it on.
-        if left := plan_roles(connection, schema, prefix).statements:
+        if remaining := plan_roles(connection, schema, prefix).statements:
             raise PrivilegeMissing(
-                f"making the roles: this role may not {left[0]}. Nothing was changed. Run it as a superuser, or give an "
+                f"making the roles: this role may not {remaining[0]}. Nothing was changed. Run it as a superuser, or give an "
                 "administrator the script: penstock init --roles --sql"
             )
     return plan
@@ -134,42 +134,42 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
     [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
     if not exists:
         raise SchemaMissing(f"schema {schema} has no Penstock tables. Create them first: penstock init")
-    held: dict[str, set[Right]] = {name: set() for name in names.values()}
+    granted: dict[str, set[Right]] = {name: set() for name in names.values()}
     for role, *right in connection.execute(sql["granted"], values):
-        held.setdefault(role, set()).add(Right(*right))
+        granted.setdefault(role, set()).add(Right(*right))
     [details] = connection.execute(sql["role_details"], values).fetchall()
     return _Present(
         {name for (name,) in connection.execute(sql["known_roles"], values)},
         connection.execute(sql["owned_by_others"], values).fetchall(),
-        held,
+        granted,
         *details,
     )
 
 
-def _own(found: _Present, schema: str, owner: str) -> list[str]:
+def _own(present: _Present, schema: str, owner: str) -> list[str]:
     """Makes the tables the owner's, for which this connection's role has to be a member."""
     return [
-        *([] if found.acts_as_owner else [f"GRANT {quote(owner)} TO CURRENT_USER"]),
-        *grant_sql(rights("owner") - found.held[owner], schema, owner),
-        *(_hand_over(kind, name, schema, owner) for kind, name in found.foreign),
+        *([] if present.acts_as_owner else [f"GRANT {quote(owner)} TO CURRENT_USER"]),
+        *grant_sql(rights("owner") - present.granted[owner], schema, owner),
+        *(_hand_over(kind, name, schema, owner) for kind, name in present.foreign),
     ]
 
 
-def _grant(found: _Present, schema: str, role: RoleName, name: str) -> list[str]:
+def _grant(present: _Present, schema: str, role: RoleName, name: str) -> list[str]:
     """Revokes what the role should not have, then grants what it lacks."""
-    wanted, held = rights(role), found.held[name]
-    surplus = held - wanted
+    needed, granted = rights(role), present.granted[name]
+    surplus = granted - needed
     # A REVOKE on a table takes the same privilege from its columns.
     gone = {(right.name, right.privilege) for right in surplus if not right.column}
-    kept = {right for right in held - surplus if (right.name, right.privilege) not in gone}
-    return [*revoke_sql(surplus, schema, name), *grant_sql(wanted - kept, schema, name)]
+    remaining = {right for right in granted - surplus if (right.name, right.privilege) not in gone}
+    return [*revoke_sql(surplus, schema, name), *grant_sql(needed - remaining, schema, name)]
 
 
-def _note_others(found: _Present, schema: str, names: dict[RoleName, str]) -> list[str]:
+def _note_others(present: _Present, schema: str, names: dict[RoleName, str]) -> list[str]:
     """Roles that may write by themselves: a login with INSERT on a whole table is not limited to a producer's columns."""
     notes = []
-    for role in sorted(set(found.held) - set(names.values())):
-        writes = [right for right in found.held[role] if right.privilege in _WRITES]
+    for role in sorted(set(present.granted) - set(names.values())):
+        writes = [right for right in present.granted[role] if right.privilege in _WRITES]
         if writes:
             revokes = "; ".join(revoke_sql(writes, schema, role))
             notes.append(

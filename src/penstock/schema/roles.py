@@ -152,8 +152,8 @@ class Right:
     def place(self) -> tuple[int, str, int, int, str]:
         """Its place among others in a statement: by object, in the order in which SQL is written."""
         column = STAGED_COLUMNS.index(self.column) if self.column in STAGED_COLUMNS else -1
-        known = self.privilege in _PRIVILEGES
-        privilege = _PRIVILEGES.index(self.privilege) if known else len(_PRIVILEGES)
+        is_known = self.privilege in _PRIVILEGES
+        privilege = _PRIVILEGES.index(self.privilege) if is_known else len(_PRIVILEGES)
         return _KINDS.index(self.kind), self.name, privilege, column, self.column
 
 
@@ -181,23 +181,23 @@ def rights(role: RoleName) -> frozenset[Right]:
             return working_rights(role)
 
 
-def _parse(given: Mapping[str, str]) -> Iterator[Right]:
+def _parse(short_form: Mapping[str, str]) -> Iterator[Right]:
     """Rights from their short form: ``{"channels": "SELECT, UPDATE (keep)"}``."""
-    for what, privileges in given.items():
-        kind, _, name = what.rpartition(" ")
+    for target, privileges in short_form.items():
+        kind, _, name = target.rpartition(" ")
         for privilege, columns in re.findall(r"([A-Z]+)(?: \(([^)]*)\))?", privileges):
             for column in columns.split(", "):
                 yield Right(kind or "TABLE", name, privilege, column)  # type: ignore[arg-type]  # of WORKING
 
 
-def grant_sql(wanted: Iterable[Right], schema: str, to: str) -> list[str]:
+def grant_sql(granted: Iterable[Right], schema: str, to: str) -> list[str]:
     """``GRANT`` statements, one for each object."""
-    return _render("GRANT", "TO", wanted, schema, to)
+    return _render("GRANT", "TO", granted, schema, to)
 
 
-def revoke_sql(surplus: Iterable[Right], schema: str, of: str) -> list[str]:
+def revoke_sql(surplus: Iterable[Right], schema: str, role: str) -> list[str]:
     """``REVOKE`` statements, one for each object."""
-    return _render("REVOKE", "FROM", surplus, schema, of)
+    return _render("REVOKE", "FROM", surplus, schema, role)
 
 
 def _render(verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str) -> list[str]:
@@ -212,8 +212,10 @@ def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
     ordered = sorted(chosen, key=lambda right: right.place)
     for (kind, name), group in groupby(ordered, key=lambda right: (right.kind, right.name)):
         privileges = []
-        for privilege, some in groupby(group, key=lambda right: right.privilege):
-            columns = ['"offset"' if right.column == "offset" else right.column for right in some]  # a word of SQL
+        for privilege, same_privilege in groupby(group, key=lambda right: right.privilege):
+            columns = [
+                '"offset"' if right.column == "offset" else right.column for right in same_privilege
+            ]  # a word of SQL
             privileges.append(privilege if "" in columns else f"{privilege} ({', '.join(columns)})")
         yield kind, name, ", ".join(privileges)
 
@@ -226,9 +228,9 @@ def object_sql(kind: str, name: str, schema: str) -> str:
     return f"{kind} {quote(schema)}.{name}{arguments}"
 
 
-def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role: str | None = None) -> list[Right]:
+def lacking(connection: Connection, scope: Scope, needed: Iterable[Right], role: str | None = None) -> list[Right]:
     """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out."""
-    listed = sorted(wanted, key=lambda right: right.place)
+    listed = sorted(needed, key=lambda right: right.place)
     values = {
         "schema": scope.schema,
         "role": role,
@@ -243,8 +245,8 @@ def lacking(connection: Connection, scope: Scope, wanted: Iterable[Right], role:
 
 def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False) -> None:
     """Checks that the connection's role may do the work of a producer, streamer or consumer."""
-    wanted = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
-    missing = lacking(connection, scope, wanted)
+    needed = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
+    missing = lacking(connection, scope, needed)
     if missing:
         login = connection.info.user
         grants = "; ".join(grant_sql(missing, scope.schema, login))

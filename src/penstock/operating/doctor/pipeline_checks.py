@@ -20,7 +20,7 @@ from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Re
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.operating.worker_sessions import WorkerSession
 from penstock.schema.capture import inspect_triggers
-from penstock.schema.revisions import find_revision, how_to_upgrade, is_newer, newest_shipped, why_unusable
+from penstock.schema.revisions import find_revision, is_newer, newest_shipped, upgrade_command, why_unusable
 from penstock.streaming.faults import UnknownShard
 from penstock.streaming.scheduler import make_declaration
 from penstock.streaming.sequencer import check_identity_cache
@@ -56,7 +56,7 @@ def schema(context: CheckContext) -> Results:
             f"{message}; this release ships {shipped} and works with it", "pip install --upgrade penstock-outbox"
         )
     elif found.revision != shipped:
-        yield warning(f"{message}; this release ships {shipped}, and works with both", how_to_upgrade(found, name))
+        yield warning(f"{message}; this release ships {shipped}, and works with both", upgrade_command(found, name))
     return message
 
 
