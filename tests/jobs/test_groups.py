@@ -54,7 +54,7 @@ def report(working: Pipeline) -> Any:
     def report(session: Session, job: Job) -> None:
         found = find_group(session, job.headers["group"], with_results=True)
         assert found is not None
-        job.set_result([job.data, found.left, found.dead, sorted(each["sent"] for each in found.results.values())])
+        job.set_result([job.data, found.remaining, found.dead, sorted(each["sent"] for each in found.results.values())])
 
     return report
 
@@ -74,7 +74,7 @@ def test_what_follows_a_group_is_done_once_when_all_members_are_done_cancelled_o
         receipts.stage_many(session, members, tenant="t", group="import-17", then=then)
         during = find_group(session, "import-17")
     assert during is not None
-    assert (len(during.ids), during.left, during.ended_at) == (4, 4, None)
+    assert (len(during.ids), during.remaining, during.ended_at) == (4, 4, None)
 
     applied = drained(working, database_url, redis_url, allow_dead_letters=True)
 
@@ -83,7 +83,7 @@ def test_what_follows_a_group_is_done_once_when_all_members_are_done_cancelled_o
         after = find_group(session, "import-17")
         assert find_group(session, "import-18") is None
     assert after is not None
-    assert (after.ids, after.left, after.dead, after.results) == (during.ids, 0, 1, {})
+    assert (after.ids, after.remaining, after.dead, after.results) == (during.ids, 0, 1, {})
     assert after.ended_at is not None
     assert bench.rows("SELECT result FROM penstock.job_results WHERE channel = 'reports'") == [
         (["report", 0, 1, ["a", "b"]],)
@@ -186,7 +186,7 @@ def test_an_empty_group_has_ended_and_one_that_is_rolled_back_was_never_there(
     assert JobGroups(working).stage_following(bench.connection) == 1
     plain = find_group(bench.connection, "plain")
     assert plain is not None
-    assert plain.left == 2
+    assert plain.remaining == 2
     assert find_group(bench.connection, "gone") is None
 
 
@@ -209,7 +209,7 @@ def test_a_group_is_staged_and_read_by_asyncio(
             await stage_in(session)
             found = await find_group_async(session, "g")
             assert found is not None
-            assert found.left == 2
+            assert found.remaining == 2
         await engine.dispose()
 
     asyncio.run(stage())

@@ -140,36 +140,36 @@ def _array(ids: Iterable[int]) -> str:
         raise InvalidRecord("ids", f"are {ids!r}; a job is named by its number, each an argument of its own") from error
 
 
-def _values(of: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
-    wanted = _array(ids)
-    if wanted == int_array(()) and unique is None:
+def _values(queue: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
+    id_array = _array(ids)
+    if id_array == int_array(()) and unique is None:
         raise InvalidRecord("unique", "is missing, and there are no ids: name the jobs to cancel")
-    whose = None if tenant is None else key_text(tenant, "tenant")
-    return {"channel": of.name, "ids": wanted, "unique": unique, "tenant": whose}
+    tenant_text = None if tenant is None else key_text(tenant, "tenant")
+    return {"channel": queue.name, "ids": id_array, "unique": unique, "tenant": tenant_text}
 
 
 def run_statement(
-    target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
+    target: Any, queue: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
     """The rows of a statement about a queue, in the transaction of a session, which is flushed, or of a connection."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
-        schema = find_attachment(target, of, pipeline).pipeline.scope.schema
+        schema = find_attachment(target, queue, pipeline).pipeline.scope.schema
         target.flush()
     else:
-        schema = require_pipeline(of, pipeline, caller).scope.schema
+        schema = require_pipeline(queue, pipeline, caller).scope.schema
     return read_rows(target, schema, statement, values)
 
 
 async def run_statement_async(
-    target: Any, of: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
+    target: Any, queue: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
     """As ``run_statement``, for targets that are awaited."""
     if is_async_driver(target):
-        given = require_pipeline(of, pipeline, caller)
-        return await read_by_async_psycopg(target, given.scope.schema, statement, values)
-    rows: Rows = await resolve_async(target, caller).run_sync(run_statement, of, statement, values, pipeline, caller)
+        declarations = require_pipeline(queue, pipeline, caller)
+        return await read_by_async_psycopg(target, declarations.scope.schema, statement, values)
+    rows: Rows = await resolve_async(target, caller).run_sync(run_statement, queue, statement, values, pipeline, caller)
     return rows
 
 

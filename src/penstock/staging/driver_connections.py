@@ -42,11 +42,11 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
     if _is_instance(connection, "psycopg", "Connection"):
         _refuse_psycopg_autocommit(connection)
         errors, info = sys.modules["psycopg"].Error, connection.info
-        known = known_at(info.host, info.port, info.dbname)
+        checked_until = known_at(info.host, info.port, info.dbname)
     elif _is_django(connection):
         _check_django(connection)
-        errors, own = sys.modules["django.db.utils"].Error, connection.settings_dict
-        known = known_at(own.get("HOST"), own.get("PORT"), own.get("NAME"))
+        errors, settings = sys.modules["django.db.utils"].Error, connection.settings_dict
+        checked_until = known_at(settings.get("HOST"), settings.get("PORT"), settings.get("NAME"))
     else:
         raise NotAttached(
             f"{caller}() takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
@@ -54,7 +54,7 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
         )
     try:
         with _open_cursor(connection) as cursor:
-            return run_steps(insert_steps(insert, known, _PARAMETER), partial(_execute, cursor))
+            return run_steps(insert_steps(insert, checked_until, _PARAMETER), partial(_execute, cursor))
     except errors as error:
         # Django's has the driver's as its cause.
         if (refusal := make_refusal(error.__cause__ if _is_django(connection) else error)) is None:
@@ -105,8 +105,8 @@ async def read_by_async_psycopg(connection: Any, schema: str, query: str, values
     psycopg = sys.modules["psycopg"]
     async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
-        found: Rows = await cursor.fetchall()
-        return found
+        rows: Rows = await cursor.fetchall()
+        return rows
 
 
 async def insert_by_async_psycopg(connection: Any, insert: Insert) -> list[int]:
@@ -133,8 +133,8 @@ async def insert_by_async_psycopg(connection: Any, insert: Insert) -> list[int]:
 
 def _execute(cursor: Any, sql: str, values: dict[str, Any] | None) -> Rows:
     cursor.execute(sql, values)
-    found: Rows = cursor.fetchall() if _has_rows(sql) else ()
-    return found
+    rows: Rows = cursor.fetchall() if _has_rows(sql) else ()
+    return rows
 
 
 def _has_rows(sql: str) -> bool:

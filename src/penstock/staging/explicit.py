@@ -295,8 +295,8 @@ def _make_record(
     if options.get("tenant", "") is None:
         del options["tenant"]
     key, action, object_, headers = record.get("key"), record["action"], record["object"], record.get("headers")
-    given, model = record["data"], find_model(channel)
-    data, typed = as_plain(given, f"{field}data"), model and TypedPayload(model, given)
+    payload, model = record["data"], find_model(channel)
+    data, typed = as_plain(payload, f"{field}data"), model and TypedPayload(model, payload)
     if isinstance(channel, Queue):
         return make_message(channel, action, object_, data, headers, options, key=key, field=field, typed=typed)
     log = _require_log(channel)
@@ -313,7 +313,7 @@ def _find_model(target: Any, pipeline: Declarations | None, channel: Any) -> Any
     session = target() if hasattr(target, "session_factory") else target
     session = getattr(session, "sync_session", session)
     attached = find_attachments(session) if isinstance(session, Session) else ()
-    models = (each.pipeline.find_payload(channel) for each in attached)
+    models = (attachment.pipeline.find_payload(channel) for attachment in attached)
     return next(filter(None, models), None)
 
 
@@ -374,31 +374,31 @@ def _insert(target: Any, insertion: _Insertion, caller: str) -> list[int]:
         target = target()
     if isinstance(target, Session):
         return _insert_in_session(target, insertion)
-    own = require_pipeline(insertion.channel, insertion.pipeline, caller)
-    ids = insert_directly(target, insertion.into(own), caller)
-    insertion.report_to(own)
+    owner = require_pipeline(insertion.channel, insertion.pipeline, caller)
+    ids = insert_directly(target, insertion.into(owner), caller)
+    insertion.report_to(owner)
     return ids
 
 
 async def _insert_async(target: Any, insertion: _Insertion, caller: str) -> list[int]:
     if is_async_driver(target):
-        given = require_pipeline(insertion.channel, insertion.pipeline, caller)
-        ids = await insert_by_async_psycopg(target, insertion.into(given))
-        insertion.report_to(given)
+        owner = require_pipeline(insertion.channel, insertion.pipeline, caller)
+        ids = await insert_by_async_psycopg(target, insertion.into(owner))
+        insertion.report_to(owner)
         return ids
-    found: list[int] = await resolve_async(target, caller).run_sync(_insert, insertion, caller)
-    return found
+    inserted: list[int] = await resolve_async(target, caller).run_sync(_insert, insertion, caller)
+    return inserted
 
 
 def resolve_async(target: Any, caller: str) -> Any:
     """The ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy's behind a target that is awaited."""
-    own = target() if hasattr(target, "session_factory") else target
-    if not hasattr(own, "run_sync"):
+    resolved = target() if hasattr(target, "session_factory") else target
+    if not hasattr(resolved, "run_sync"):
         raise NotAttached(
-            f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(own).__name__}; "
+            f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(resolved).__name__}; "
             f"with a Session or a Connection: {caller}(…)"
         )
-    return own
+    return resolved
 
 
 def find_attachment(session: Session, channel: Channel, pipeline: Declarations | None) -> Attachment:
@@ -407,7 +407,7 @@ def find_attachment(session: Session, channel: Channel, pipeline: Declarations |
     if pipeline is not None:
         attachment = Attachment(require_pipeline(channel, pipeline, "stage"), nudge=False)
         # If it is attached, too, its attachment says whether a commit wakes the streamer.
-        return next((each for each in attached if each.pipeline is pipeline), attachment)
+        return next((candidate for candidate in attached if candidate.pipeline is pipeline), attachment)
     for attachment in attached:
         if attachment.pipeline.channels.get(channel.name) == channel:
             return attachment

@@ -214,13 +214,13 @@ def _parse(statement: str) -> Iterable[_Write]:
 
 def _search(statement: str) -> list[_Write]:
     writes = []
-    for found in _WRITES.finditer(statement):
-        verb = found["verb"].split()[0].upper()
-        if verb == "COPY" and not re.search(r"\bfrom\b", statement[found.end() :], re.IGNORECASE):
+    for match in _WRITES.finditer(statement):
+        verb = match["verb"].split()[0].upper()
+        if verb == "COPY" and not re.search(r"\bfrom\b", statement[match.end() :], re.IGNORECASE):
             continue  # COPY … TO reads
-        schema = found["schema"]
-        named = _unquote(schema) if schema else None, _unquote(found["table"])
-        writes.append(_Write(f"{verb} (text)", _CHANGES[verb.lower()], *named))
+        schema = match["schema"]
+        names = _unquote(schema) if schema else None, _unquote(match["table"])
+        writes.append(_Write(f"{verb} (text)", _CHANGES[verb.lower()], *names))
     return writes
 
 

@@ -54,17 +54,19 @@ class Flush:
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
     modified: set[State] = field(default_factory=set)  # updated objects known to have a changed column
     # rows before they are deleted, or updated so that their key may change; None if they were not there
-    before: dict[State, Values | None] = field(default_factory=dict)
+    old_values: dict[State, Values | None] = field(default_factory=dict)
     deletes: dict[object, State] | None = None  # cache of ``_find_replaced``: the deleted objects by their identities
     by_kind: dict[tuple[Mapper[Any], Change], list[MappedRule]] = field(default_factory=dict)  # cache of ``rules``
 
     def rules(self, mapper: Mapper[Any], change: Change) -> list[MappedRule]:
         """Returns the rules for a change of the mapper's objects."""
-        found = self.by_kind.get((mapper, change))
-        if found is None:
-            mapped = [each for attachment in self.attachments for each in attachment.mapped_rules(mapper)]
-            found = self.by_kind[mapper, change] = [each for each in mapped if change in each.rule.on]
-        return found
+        matching = self.by_kind.get((mapper, change))
+        if matching is None:
+            mapped = [mapped_rule for attachment in self.attachments for mapped_rule in attachment.mapped_rules(mapper)]
+            matching = self.by_kind[mapper, change] = [
+                mapped_rule for mapped_rule in mapped if change in mapped_rule.rule.on
+            ]
+        return matching
 
     def names(self, states: Sequence[State], *changes: Change) -> set[str]:
         """Returns the attributes that rules read of objects of one class."""
@@ -144,13 +146,13 @@ def _is_writing(session: Session) -> bool:
 
 
 def _before_flush(session: Session, context: UOWTransaction, _: object) -> None:
-    found = [attachment for attachment in find_attachments(session) if attachment.orm_rules]
-    if not found:
+    attachments = [attachment for attachment in find_attachments(session) if attachment.orm_rules]
+    if not attachments:
         return
-    for attachment in found:
+    for attachment in attachments:
         attachment.refresh()
     guard.listen(session)  # the first rule may be younger than the transaction
-    session.info[_FLUSH] = Flush(context, found)
+    session.info[_FLUSH] = Flush(context, attachments)
 
 
 def _before_insert(_: Mapper[Any], connection: Connection, state: State) -> None:
@@ -168,7 +170,7 @@ def _before_update(_: Mapper[Any], connection: Connection, state: State) -> None
         # Checked here and after the flush: by then, a column set to an SQL expression has lost its history.
         if _is_modified(state):
             flush.modified.add(state)
-        if state not in flush.before and flush.needs_old_row(state):
+        if state not in flush.old_values and flush.needs_old_row(state):
             _read_before(flush, connection, state, "update")
 
 
@@ -176,7 +178,7 @@ def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None
     flush = _get_flush(state)
     if flush is not None:
         flush.changes.setdefault(state, ("delete", connection))
-        if state not in flush.before and flush.rules(state.mapper, "delete"):
+        if state not in flush.old_values and flush.rules(state.mapper, "delete"):
             _read_before(flush, connection, state, "delete")
 
 
@@ -190,7 +192,7 @@ def _read_before(flush: Flush, connection: Connection, state: State, change: Cha
             for other, (is_delete, is_listed) in flush.context.states.items()
             if other.mapper is state.mapper
             and other is not state
-            and other not in flush.before
+            and other not in flush.old_values
             and other.key is not None
             and not is_listed
             and is_delete == (change == "delete")
@@ -200,11 +202,11 @@ def _read_before(flush: Flush, connection: Connection, state: State, change: Cha
     rows = read_rows(connection, states, names, lock=change, is_written=False)
     if change == "delete" and len(rows) < len(states):
         # Gone, or hidden by a policy for UPDATE, which a lock has to satisfy as well.
-        rows |= read_rows(connection, [each for each in states if each not in rows], names, is_written=False)
-    for each in states:
-        flush.before[each] = rows.get(each)
-        if change == "delete" and each in rows:
-            keep_loaded(flush.context, each, rows[each])
+        rows |= read_rows(connection, [other for other in states if other not in rows], names, is_written=False)
+    for changed in states:
+        flush.old_values[changed] = rows.get(changed)
+        if change == "delete" and changed in rows:
+            keep_loaded(flush.context, changed, rows[changed])
 
 
 def _find_replaced(flush: Flush, state: State) -> State | None:
@@ -237,31 +239,33 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
         for state, (change, connection) in flush.changes.items()
         if change != "update" or state in flush.modified or _is_modified(state)
     ]
-    after = _read_after(flush, written)
+    new_values = _read_after(flush, written)
     for mapper in {state.mapper for state, _, _ in written}:
         if not any(attachment.mapped_rules(mapper) for attachment in flush.attachments):
             rule_checks.warn_if_unattached(session, mapper)
     for attachment in flush.attachments:
         schema = attachment.pipeline.scope.schema
-        for connection, made in _make_rows(flush, attachment, written, after).items():
-            counts = Counter(channel for channel, _ in made)
-            insert_rows(connection, Insert(schema, [row for _, row in made], counts))
+        for connection, rows in _make_rows(flush, attachment, written, new_values).items():
+            counts = Counter(channel for channel, _ in rows)
+            insert_rows(connection, Insert(schema, [row for _, row in rows], counts))
             for channel, records in counts.items():
                 attachment.pipeline.observers(Staged(channel.name, records))
             nudging.note_staged(session, connection, schema, nudge=attachment.nudge)
 
 
 def _make_rows(
-    flush: Flush, attachment: Attachment, written: Iterable[Written], after: Mapping[State, Values]
+    flush: Flush, attachment: Attachment, written: Iterable[Written], new_values: Mapping[State, Values]
 ) -> dict[Connection, list[tuple[Channel, Row]]]:
     """Makes the rows of one pipeline, in the order in which the objects were written."""
     rows: dict[Connection, list[tuple[Channel, Row]]] = {}
     for state, change, connection in written:
         for mapped in attachment.mapped_rules(state.mapper):
             if change in mapped.rule.on:
-                made = mapped.make_rows(connection, change, state, flush.before.get(state), after.get(state))
-                if made:
-                    rows.setdefault(connection, []).extend((mapped.rule.channel, row) for row in made)
+                new_rows = mapped.make_rows(
+                    connection, change, state, flush.old_values.get(state), new_values.get(state)
+                )
+                if new_rows:
+                    rows.setdefault(connection, []).extend((mapped.rule.channel, row) for row in new_rows)
     return rows
 
 
@@ -283,7 +287,7 @@ def _read_after(flush: Flush, written: Iterable[Written]) -> dict[State, Values]
     for state, change, connection in written:
         if change != "delete" and flush.rules(state.mapper, change):
             groups.setdefault((state.mapper, connection), []).append(state)
-    after: dict[State, Values] = {}
+    new_values: dict[State, Values] = {}
     for (mapper, connection), states in groups.items():
         rows = read_rows(connection, states, flush.names(states, "insert", "update"))
         if len(rows) < len(states):
@@ -294,5 +298,5 @@ def _read_after(flush: Flush, written: Iterable[Written]) -> dict[State, Values]
             )
         for state, values in rows.items():
             keep_loaded(flush.context, state, values)
-        after |= rows
-    return after
+        new_values |= rows
+    return new_values

@@ -199,7 +199,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
     def _records(
         self, payloads: Iterable[Payload], tenant: object, key: object, headers: object, options: MessageOptions
     ) -> list[Any]:
-        records = [self._record(each, tenant, key, headers, options) for each in payloads]
+        records = [self._record(payload, tenant, key, headers, options) for payload in payloads]
         if len(records) > 1 and options.get("unique") is not None:
             raise InvalidRecord(
                 "unique", "is one name for several jobs, of which one would be done: give each its own, by stage"
@@ -209,9 +209,9 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
     ) -> dict[str, Any]:
-        data, named = checked_model(payload, self._model), getattr(self._model, "__name__", "job")
-        own = {"action": self.name, "object": named, "data": data}
-        return {"tenant": tenant, "key": key, "headers": headers, **own, **options}
+        data, object_name = checked_model(payload, self._model), getattr(self._model, "__name__", "job")
+        fields = {"action": self.name, "object": object_name, "data": data}
+        return {"tenant": tenant, "key": key, "headers": headers, **fields, **options}
 
 
 class JobDecorator(Protocol[Payload]):

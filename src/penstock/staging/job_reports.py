@@ -46,7 +46,7 @@ class GroupReport:
     Attributes:
         name: As ``stage_many`` was given it.
         ids: Its members.
-        left: How many have not ended.
+        remaining: How many have not ended.
         dead: How many are dead letters now; one that is retried is another job, which is no member.
         ended_at: Time at which no member was left, and what follows was staged; None before.
         results: What the handlers of members have set, by their ids, if that was asked for.
@@ -54,7 +54,7 @@ class GroupReport:
 
     name: str
     ids: tuple[int, ...]
-    left: int
+    remaining: int
     dead: int
     ended_at: datetime | None
     results: dict[int, Any]
@@ -102,8 +102,8 @@ def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = Non
 
 async def find_job_async(target: "AsyncTarget", job_id: int, *, pipeline: Declarations | None = None) -> JobReport:
     """``find_job`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy; raises as it does."""
-    found: JobReport = await _await(target, find_job, job_id, pipeline=pipeline)
-    return found
+    report: JobReport = await _await(target, find_job, job_id, pipeline=pipeline)
+    return report
 
 
 def find_group(
@@ -122,9 +122,9 @@ def find_group(
     """
     values = {"wanted": name, "with_results": "true" if with_results else "false"}
     rows = read_rows(target, _find_schema(target, pipeline), _GROUP, values)
-    for ids, left, dead, ended_at, results in rows:
-        known = {int(id_): result for id_, result in parse_json(results or "{}").items()}
-        return GroupReport(name, tuple(parse_json(ids)), left, dead, ended_at, known)
+    for ids, remaining, dead, ended_at, results in rows:
+        results_by_id = {int(id_): result for id_, result in parse_json(results or "{}").items()}
+        return GroupReport(name, tuple(parse_json(ids)), remaining, dead, ended_at, results_by_id)
     return None
 
 
@@ -132,13 +132,13 @@ async def find_group_async(
     target: "AsyncTarget", name: str, *, with_results: bool = False, pipeline: Declarations | None = None
 ) -> GroupReport | None:
     """``find_group`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy; raises as it does."""
-    found: GroupReport | None = await _await(target, find_group, name, with_results=with_results, pipeline=pipeline)
-    return found
+    report: GroupReport | None = await _await(target, find_group, name, with_results=with_results, pipeline=pipeline)
+    return report
 
 
-async def _await(target: Any, function: Callable[..., Any], *wanted: object, **options: object) -> Any:
-    own = resolve_async(target, getattr(function, "__name__", ""))
-    return await own.run_sync(function, *wanted, **options)
+async def _await(target: Any, function: Callable[..., Any], *arguments: object, **options: object) -> Any:
+    resolved = resolve_async(target, getattr(function, "__name__", ""))
+    return await resolved.run_sync(function, *arguments, **options)
 
 
 def _find_schema(target: Any, pipeline: Declarations | None) -> str:

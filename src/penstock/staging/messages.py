@@ -73,8 +73,8 @@ def make_message(  # noqa: PLR0913  a row has this many columns
     if options.get("tenant") is None:
         raise InvalidRecord(f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is")
     tenant = _checked(options["tenant"], "tenant", field)
-    own = _make_own(options, None if key is None else _checked(key, "key", field), field)
-    return make_row(channel, tenant, action, object, data, _add(headers, own, field), field, typed)
+    header = _make_own(options, None if key is None else _checked(key, "key", field), field)
+    return make_row(channel, tenant, action, object, data, _add(headers, header, field), field, typed)
 
 
 def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH, model: Any = None) -> Row:
@@ -130,28 +130,28 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
         check_priority(priority := options.get("priority", "normal"))
     except InvalidMessage as error:
         raise _translate(error, field) from error
-    own: dict[str, Any] = {} if key is None else {"key": key}
+    header: dict[str, Any] = {} if key is None else {"key": key}
     if delay_s:
-        own["delay_ms"] = round(delay_s * 1000)
+        header["delay_ms"] = round(delay_s * 1000)
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
-            own[name] = max(1, (moment - _EPOCH) // timedelta(milliseconds=1))  # before 1970 it has passed as well
+            header[name] = max(1, (moment - _EPOCH) // timedelta(milliseconds=1))  # before 1970 it has passed as well
     if priority != "normal":
-        own["priority"] = priority
+        header["priority"] = priority
     if unique is not None:
-        own["unique"] = {"name": unique.name, "until": unique.held_until, "for_s": unique.window_s}
+        header["unique"] = {"name": unique.name, "until": unique.held_until, "for_s": unique.window_s}
         if unique.within != "queue":
-            own["unique"]["within"] = unique.within
-    return own
+            header["unique"]["within"] = unique.within
+    return header
 
 
 def _translate(error: InvalidMessage, field: str) -> InvalidRecord:
     return InvalidRecord(f"{field}{error.field}", str(error).removeprefix(f"{error.field} "))
 
 
-def _add(headers: object, own: dict[str, Any], field: str) -> object:
+def _add(headers: object, header: dict[str, Any], field: str) -> object:
     """The headers with the reserved one."""
     refuse_reserved(headers, field)
     if isinstance(headers, dict):
-        return {**headers, RESERVED: own} if own else headers
-    return {RESERVED: own} if own and headers is None else headers
+        return {**headers, RESERVED: header} if header else headers
+    return {RESERVED: header} if header and headers is None else headers

@@ -63,8 +63,8 @@ def after_commit(session: Session) -> None:
 def _has_paused(engine: Engine, schema: str) -> bool:
     """True if this commit is the first one after a pause."""
     last, now = _last_commits.setdefault(engine, {}), monotonic()
-    before, last[schema] = last.get(schema), now
-    return before is None or now - before >= PAUSE_S
+    previous, last[schema] = last.get(schema), now
+    return previous is None or now - previous >= PAUSE_S
 
 
 def _send(connection: Connection, schema: str) -> None:

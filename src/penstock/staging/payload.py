@@ -125,7 +125,7 @@ def get_members(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, (list, tuple)):
         return dict(enumerate(value))
     if (declared := getattr(kind, "model_fields", None)) is not None:
-        written = (name for name, each in declared.items() if not each.exclude)
+        written = (name for name, field in declared.items() if not field.exclude)
         members = {name: getattr(value, name, None) for name in written}
         return {**members, **(getattr(value, "model_extra", None) or {})}
     names = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__struct_fields__", None)
@@ -411,5 +411,5 @@ def make_path(path: str, key: str) -> str:
     """Returns the path of a member: ``data.price``; in brackets if the name is not an identifier."""
     if key.isascii() and key.isidentifier() and len(key) <= _SHOWN_CHARACTERS:
         return f"{path}.{key}"
-    shown = key[:_SHOWN_CHARACTERS] + ("…" if len(key) > _SHOWN_CHARACTERS else "")
-    return f"{path}[{shown!a}]"
+    excerpt = key[:_SHOWN_CHARACTERS] + ("…" if len(key) > _SHOWN_CHARACTERS else "")
+    return f"{path}[{excerpt!a}]"

@@ -74,25 +74,25 @@ def _find_decoder(model: Any) -> Decode | None:
         return None
 
 
-def _is_equal(given: Any, decoded: Any) -> bool:
+def _is_equal(original: Any, decoded: Any) -> bool:
     """True if an instance of a model equals what has come back, in every field: the quick answer for almost all."""
-    if type(given) is not type(decoded):
+    if type(original) is not type(decoded):
         return False
-    every = _compares_every_field(type(given))  # type: ignore[arg-type]  # a class has a hash
-    return every and bool(given == decoded)
+    compares_all = _compares_every_field(type(original))  # type: ignore[arg-type]  # a class has a hash
+    return compares_all and bool(original == decoded)
 
 
 @cache
 def _compares_every_field(kind: Any) -> bool:
     declared: dict[str, Any] = getattr(kind, "__dataclass_fields__", {})
-    return all(each.compare for each in declared.values())
+    return all(field.compare for field in declared.values())
 
 
-def _find_difference(given: Any, decoded: Any, path: str) -> tuple[str, object] | None:
+def _find_difference(original: Any, decoded: Any, path: str) -> tuple[str, object] | None:
     """The first part of a value that has come back as another one, with its path."""
-    members, returned = get_members(given), get_members(decoded)
-    if members is None or returned is None or not _is_related(type(given), type(decoded)):
-        return None if _is_same(given, decoded) else (path, given)
+    members, returned = get_members(original), get_members(decoded)
+    if members is None or returned is None or not _is_related(type(original), type(decoded)):
+        return None if _is_same(original, decoded) else (path, original)
     for name, member in members.items():
         inner = f"{path}[{name}]" if isinstance(name, int) else make_path(path, str(name))
         if (fault := _find_difference(member, returned.get(name, _MISSING), inner)) is not None:
@@ -100,18 +100,20 @@ def _find_difference(given: Any, decoded: Any, path: str) -> tuple[str, object] 
     return None
 
 
-def _is_related(given: type, decoded: type) -> bool:
-    return issubclass(given, decoded) or issubclass(decoded, given) or {given, decoded} == {list, tuple}
+def _is_related(original: type, decoded: type) -> bool:
+    return issubclass(original, decoded) or issubclass(decoded, original) or {original, decoded} == {list, tuple}
 
 
-def _is_same(given: Any, decoded: Any) -> bool:
+def _is_same(original: Any, decoded: Any) -> bool:
     """True if they are equal; or if they are of two types, and one is how the other is written."""
     try:
-        if given == decoded:
+        if original == decoded:
             return True
-        if type(given) is type(decoded) or not (isinstance(given, CONVERTED) or get_members(given) is not None):
+        if type(original) is type(decoded) or not (
+            isinstance(original, CONVERTED) or get_members(original) is not None
+        ):
             return False
-        forms = [_as_json(given), *_as_libraries_write(given)]
+        forms = [_as_json(original), *_as_libraries_write(original)]
         returned = _as_json(decoded)
     except Exception:  # noqa: BLE001  an ``__eq__`` of the application's, or what is no JSON
         return False

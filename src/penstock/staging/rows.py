@@ -80,17 +80,17 @@ def run_steps(steps: Steps, execute: Callable[[str, dict[str, Any]], Rows]) -> l
 
 
 def _check_channels(
-    known: Known, schema: str, channels: Iterable[Channel], form: str
+    checked_until: Known, schema: str, channels: Iterable[Channel], form: str
 ) -> Generator[Question, Rows, None]:
     """Checks that channels are registered as they are declared, or not at all."""
     now = monotonic()
     for channel in channels:
-        if now >= known.get((schema, channel), 0.0):
-            found = yield from _ask(schema, channel, form)
-            if found is not None:
-                check_declared(channel, found)
-            holds_s = CHECK_UNREGISTERED_EVERY_S if found is None else CHECK_EVERY_S
-            known[schema, channel] = now + holds_s
+        if now >= checked_until.get((schema, channel), 0.0):
+            registration = yield from _ask(schema, channel, form)
+            if registration is not None:
+                check_declared(channel, registration)
+            holds_s = CHECK_UNREGISTERED_EVERY_S if registration is None else CHECK_EVERY_S
+            checked_until[schema, channel] = now + holds_s
 
 
 def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, Registration | None]:
@@ -101,8 +101,8 @@ def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, 
     values = {"channel": channel.name, "kind": channel.kind, "shards": channel.shards}
     types = ("channel", "text"), ("kind", "text"), ("shards", "integer")
     arguments = ", ".join(f"CAST({form.format(name)} AS {kind})" for name, kind in types)
-    found = yield f"SELECT * FROM {quote(schema)}.check_channel({arguments})", values
-    return Registration(*found[0]) if found else None
+    rows = yield f"SELECT * FROM {quote(schema)}.check_channel({arguments})", values
+    return Registration(*rows[0]) if rows else None
 
 
 Row = str
@@ -193,18 +193,18 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
 
 
 def _make_label(value: object, field: str) -> str:
-    known = _labels.get(value) if type(value) is str else None
-    if known is None:
+    label = _labels.get(value) if type(value) is str else None
+    if label is None:
         checked = label_text(value, field)
-        known = _quote(checked)
+        label = _quote(checked)
         if len(_labels) < _MAX_CACHED_LABELS:
-            _labels[checked] = known
-    return known
+            _labels[checked] = label
+    return label
 
 
-def insert_steps(insert: Insert, known: Known, form: str = ":{}") -> Steps:
+def insert_steps(insert: Insert, checked_until: Known, form: str = ":{}") -> Steps:
     """Inserts rows in order, in one statement for each 16 million characters."""
-    yield from _check_channels(known, insert.schema, insert.channels, form)
+    yield from _check_channels(checked_until, insert.schema, insert.channels, form)
     ids: list[int] = []
     sql = insert_sql(insert.schema, form.format("rows"), returning=insert.wants_ids)
     for chunk in split_rows(insert.rows):
@@ -274,11 +274,11 @@ def _group_sql(schema: str, form: str) -> str:
 def split_rows(rows: Sequence[Row]) -> Iterator[str]:
     """Joins rows to arrays of JSON, each for one statement."""
     start = size = 0
-    for number, each in enumerate(rows):
-        if size and size + len(each) > MAX_STATEMENT_CHARACTERS:
+    for number, row in enumerate(rows):
+        if size and size + len(row) > MAX_STATEMENT_CHARACTERS:
             yield f"[{','.join(rows[start:number])}]"
             start, size = number, 0
-        size += len(each)
+        size += len(row)
     if rows:
         yield f"[{','.join(rows[start:])}]"
 

@@ -45,9 +45,9 @@ def watch_rule(rule: StagingRule, pipeline: Declarations) -> None:
     """Warns of changes that a new rule does not see."""
     if rule.capture == "orm":
         _pipelines.add(pipeline)
-        for foreign_key, what in _find_cascades(rule):
+        for foreign_key, clause in _find_cascades(rule):
             _warn(
-                f"{rule.model.__name__}.{foreign_key.parent.key} is declared with {what}: Postgres then changes rows of "
+                f"{rule.model.__name__}.{foreign_key.parent.key} is declared with {clause}: Postgres then changes rows of "
                 f"{rule.model.__name__} by itself, and nothing is staged for them. Let the session do it "
                 f'(relationship(cascade="all, delete-orphan") without passive_deletes), or declare the rule with '
                 'capture="trigger"'
@@ -76,18 +76,18 @@ def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
 def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
     """Finds foreign keys by which Postgres changes rows of the class; not those that join tables of one class."""
     mapper: Mapper[Any] = class_mapper(rule.model, configure=False)
-    own = {getattr(table, "fullname", None) for table in mapper.tables}
+    table_names = {getattr(table, "fullname", None) for table in mapper.tables}
     for table in mapper.tables:
         for foreign_key in getattr(table, "foreign_keys", ()):
             column: Column[Any] = foreign_key.parent
             target = foreign_key.target_fullname.rpartition(".")[0]
-            if column.primary_key and target in own:
+            if column.primary_key and target in table_names:
                 continue
-            for action, where in ((foreign_key.ondelete, "DELETE"), (foreign_key.onupdate, "UPDATE")):
-                done = (action or "").upper()
-                change = "delete" if (done, where) == ("CASCADE", "DELETE") else "update"
-                if done in {"CASCADE", "SET NULL", "SET DEFAULT"} and change in rule.on:
-                    yield foreign_key, f"ON {where} {done}"
+            for action, statement in ((foreign_key.ondelete, "DELETE"), (foreign_key.onupdate, "UPDATE")):
+                effect = (action or "").upper()
+                change = "delete" if (effect, statement) == ("CASCADE", "DELETE") else "update"
+                if effect in {"CASCADE", "SET NULL", "SET DEFAULT"} and change in rule.on:
+                    yield foreign_key, f"ON {statement} {effect}"
 
 
 @event.listens_for(Mapper, "after_configured")
@@ -126,41 +126,41 @@ def _warn(message: str) -> None:
 
 def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
     """Finds the mistakes in a rule that show when it is declared, before any object changes."""
-    where = f"staging rule of {rule.model.__name__}"
-    refuse_sources(rule.channel, where, "a source alone stages into it: Log(…, source=…)")
+    subject = f"staging rule of {rule.model.__name__}"
+    refuse_sources(rule.channel, subject, "a source alone stages into it: Log(…, source=…)")
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.
     if not hasattr(rule.model, "__mapper__"):
-        raise DeclarationError(f"{where}: the class is not mapped; map it before declaring the rule")
+        raise DeclarationError(f"{subject}: the class is not mapped; map it before declaring the rule")
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
     for name in (*names, *get_names(rule.key), *get_names(rule.tenant)):
         if getattr_static(rule.model, name, None) is None:  # a hybrid may have no value on the class
-            raise DeclarationError(f"{where}: {rule.model.__name__} has no attribute {name!r}")
-    _check_key(rule, where)
-    _check_headers(rule, where)
+            raise DeclarationError(f"{subject}: {rule.model.__name__} has no attribute {name!r}")
+    _check_key(rule, subject)
+    _check_headers(rule, subject)
     if rule.capture == "trigger":
         _check_trigger(rule, pipeline)
 
 
-def _check_key(rule: StagingRule, where: str) -> None:
+def _check_key(rule: StagingRule, subject: str) -> None:
     """Refuses a secret as key or tenant: these are shown by commands and in logs."""
     columns = class_mapper(rule.model, configure=False).columns
     for name in (*get_names(rule.key), *get_names(rule.tenant)):
         if is_secret(columns.get(name)):
             part = "key" if name in get_names(rule.key) else "tenant"
             raise DeclarationError(
-                f"{where}: its {part} {name} is marked secret, and {part}s are shown in logs and by commands; "
+                f"{subject}: its {part} {name} is marked secret, and {part}s are shown in logs and by commands; "
                 "take another column"
             )
 
 
-def _check_headers(rule: StagingRule, where: str) -> None:
+def _check_headers(rule: StagingRule, subject: str) -> None:
     if rule.headers is not None and not callable(rule.headers):
         try:
             headers_text(rule.headers)
             if rule.channel.traits.has_jobs:
                 refuse_reserved(rule.headers)
         except InvalidRecord as error:
-            raise DeclarationError(f"{where}: {error}") from error
+            raise DeclarationError(f"{subject}: {error}") from error
 
 
 def _check_trigger(rule: StagingRule, pipeline: Declarations) -> None:

@@ -86,8 +86,8 @@ class MappedRule:
     def may_move(self, state: State) -> bool:
         """Returns whether an update of the object may change its key, and the rule has to follow it."""
         key = set(get_names(self.rule.key))
-        named = key if self.has_unique_key else key.union(self.identity)
-        is_fixed = bool(key) and key.issubset(self.identity) and named.isdisjoint(state.committed_state)
+        names = key if self.has_unique_key else key.union(self.identity)
+        is_fixed = bool(key) and key.issubset(self.identity) and names.isdisjoint(state.committed_state)
         return self.follows_key and not is_fixed
 
     def make_rows(
@@ -125,8 +125,8 @@ class MappedRule:
 
     def _is_taken(self, connection: Connection, state: State, old: Values) -> bool:
         """Returns whether another row has the key that a row had; the unit of work updates before it inserts, unlike its events."""
-        named = get_names(self.rule.key)
-        return self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in named})
+        names = get_names(self.rule.key)
+        return self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in names})
 
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
@@ -146,8 +146,8 @@ class MappedRule:
             key = _read_named(rule.key, target, values)
             if isinstance(rule.channel, Queue):
                 options = {"tenant": _read_named(rule.tenant, target, values)}
-                named = action, self.object_name
-                return make_message(rule.channel, *named, data, headers, options, key=key, typed=self.typed)
+                labels = action, self.object_name
+                return make_message(rule.channel, *labels, data, headers, options, key=key, typed=self.typed)
             return make_row(rule.channel, key, action, self.object_name, data, headers)
 
     def _has_moved(self, state: State, old: Values, new: Values | None) -> bool:
@@ -180,11 +180,11 @@ class MappedRule:
         return as_stored(state, values, self.derived) if self.is_computed else nullcontext(state.obj())
 
 
-def get_names(named: Named | None) -> tuple[str, ...]:
+def get_names(names: Named | None) -> tuple[str, ...]:
     """Returns the names of attributes; none if it is a function."""
-    if named is None or callable(named):
+    if names is None or callable(names):
         return ()
-    return (named,) if isinstance(named, str) else tuple(named)
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def make_key(values: Sequence[object]) -> object:
@@ -210,7 +210,7 @@ def is_unique(mapper: Mapper[Any], columns: Sequence[object], *, is_deferrable: 
     constraints = [c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))]
     indexes = [i for i in table.indexes if i.unique and i.dialect_options["postgresql"]["where"] is None]
     unique = [c for c in constraints if c.deferrable] if is_deferrable else [*constraints, *indexes]
-    return bool(columns) and any(set(each.columns) == set(columns) for each in unique)
+    return bool(columns) and any(set(key.columns) == set(columns) for key in unique)
 
 
 def object_name(rule: StagingRule) -> str:
@@ -255,11 +255,11 @@ class Attachment:
 
     def mapped_rules(self, mapper: Mapper[Any]) -> tuple[MappedRule, ...]:
         """Returns the mapped rules for a mapper, from the rules of the last refresh, in the order of their declaration."""
-        found = self._mapped.get(mapper)
-        if found is None:
+        mapped = self._mapped.get(mapper)
+        if mapped is None:
             rules = (rule for rule in self._rules if issubclass(mapper.class_, rule.model))
-            found = self._mapped[mapper] = tuple(_map_rule(rule, mapper, self.pipeline) for rule in rules)
-        return found
+            mapped = self._mapped[mapper] = tuple(_map_rule(rule, mapper, self.pipeline) for rule in rules)
+        return mapped
 
 
 _attached: WeakKeyDictionary[Target, list[Attachment]] = WeakKeyDictionary()
@@ -268,24 +268,24 @@ _attached: WeakKeyDictionary[Target, list[Attachment]] = WeakKeyDictionary()
 def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool | None) -> bool:
     """Records that sessions of ``target`` use the pipeline; returns whether this is the target's first pipeline."""
     is_new = target not in _attached
-    known = _attached.setdefault(target, [])
-    for attachment in known:
+    attachments = _attached.setdefault(target, [])
+    for attachment in attachments:
         if attachment.pipeline is pipeline:
             attachment.nudge = nudge if attachment.nudge is None else attachment.nudge or bool(nudge)
             return False
-    known.append(Attachment(pipeline, nudge=nudge))
+    attachments.append(Attachment(pipeline, nudge=nudge))
     return is_new
 
 
 def find_attachments(session: Session) -> list[Attachment]:
     """Returns the pipelines of a session, each once; the session's own attachment wins over that of a class."""
-    found: list[Attachment] = []
+    attachments: list[Attachment] = []
     targets: tuple[Any, ...] = (session, *type(session).__mro__)
     for target in targets:
         for attachment in _attached.get(target, ()):
-            if all(attachment.pipeline is not other.pipeline for other in found):
-                found.append(attachment)
-    return found
+            if all(attachment.pipeline is not other.pipeline for other in attachments):
+                attachments.append(attachment)
+    return attachments
 
 
 def resolve_target(target: Any) -> Target:
@@ -303,14 +303,14 @@ def resolve_target(target: Any) -> Target:
             factory = target.session_factory = target.registry.createfunc = _own(target, factory)
         return resolve_target(factory)
     if isinstance(target, type) and hasattr(target, "sync_session_class"):  # AsyncSession
-        target.sync_session_class = own = _own(target, target.sync_session_class)
-        return own
+        target.sync_session_class = subclass = _own(target, target.sync_session_class)
+        return subclass
     if hasattr(target, "sync_session"):  # an AsyncSession
         return resolve_target(target.sync_session)
     if hasattr(target, "class_") and hasattr(target.class_, "sync_session_class"):  # async_sessionmaker
-        own = _own(target, target.kw.get("sync_session_class") or target.class_.sync_session_class)
-        target.configure(sync_session_class=own)
-        return own
+        subclass = _own(target, target.kw.get("sync_session_class") or target.class_.sync_session_class)
+        target.configure(sync_session_class=subclass)
+        return subclass
     raise DeclarationError(
         f"{type(target).__name__} is no session to attach to; take a Session, a sessionmaker, a scoped_session with a "
         "sessionmaker, or one of their async equivalents"
@@ -340,11 +340,11 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
     else:
         names = tuple(rule.data)
     key = get_names(rule.key)
-    named = {*(names or ()), *key, *get_names(rule.tenant)}
+    needed = {*(names or ()), *key, *get_names(rule.tenant)}
     readable = {attribute.key: attribute for attribute in mapper.column_attrs if not _is_queried(attribute)}
-    reads = frozenset(named & readable.keys())
+    reads = frozenset(needed & readable.keys())
     functions = (rule.data, rule.key, rule.tenant, rule.when, rule.headers)
-    is_computed = len(reads) < len(named) or any(map(callable, functions))
+    is_computed = len(reads) < len(needed) or any(map(callable, functions))
     deferred: frozenset[str] = frozenset()
     if is_computed:  # a function or a property may read any attribute; deferred columns are left for it to load
         deferred = frozenset(name for name, attribute in readable.items() if attribute.deferred) - reads
@@ -362,15 +362,15 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         # Jobs of a queue are work to be done, and no images of a row.
         follows_key=not traits.has_payloads or (traits.keeps_records and rule.on != {"update"}),
         identity=tuple(mapper.get_property_by_column(column).key for column in mapper.primary_key),
-        converters=find_converters({name: readable[name].columns[0].type for name in named & readable.keys()}),
+        converters=find_converters({name: readable[name].columns[0].type for name in needed & readable.keys()}),
         has_unique_key=is_unique(mapper, key_columns),
         has_deferred_key=is_unique(mapper, key_columns, is_deferrable=True),
         is_post_updated=any(
             column.table in mapper.tables
             for other in mapper.registry.mappers
-            for each in other.relationships
-            if each.post_update
-            for _, column in each.synchronize_pairs
+            for relationship in other.relationships
+            if relationship.post_update
+            for _, column in relationship.synchronize_pairs
         ),
         typed=None if model is None else TypedPayload(model),
     )
@@ -382,11 +382,14 @@ def _is_queried(attribute: ColumnProperty[Any]) -> bool:
 
 
 def _find_derived(mapper: Mapper[Any]) -> Derived:
-    composites = [(each.key, frozenset(part.key for part in each.props)) for each in mapper.composites]
+    composites = [(composite.key, frozenset(part.key for part in composite.props)) for composite in mapper.composites]
     references = [
-        (each.key, frozenset(a.key for a in mapper.column_attrs if not each.local_columns.isdisjoint(a.columns)))
-        for each in mapper.relationships
-        if each.direction is RelationshipDirection.MANYTOONE
+        (
+            relationship.key,
+            frozenset(a.key for a in mapper.column_attrs if not relationship.local_columns.isdisjoint(a.columns)),
+        )
+        for relationship in mapper.relationships
+        if relationship.direction is RelationshipDirection.MANYTOONE
     ]
     return composites + references
 
@@ -395,10 +398,10 @@ def _is_null(key: object) -> bool:
     return key is None or (isinstance(key, tuple) and None in key)
 
 
-def _read_named(named: Named | None, target: object, values: Values) -> object:
-    if named is None or callable(named):
-        return named and _call(named, target)
-    return make_key([_read(target, name, values) for name in get_names(named)])
+def _read_named(names: Named | None, target: object, values: Values) -> object:
+    if names is None or callable(names):
+        return names and _call(names, target)
+    return make_key([_read(target, name, values) for name in get_names(names)])
 
 
 def _read(target: object, name: str, values: Values) -> object:

@@ -118,10 +118,10 @@ def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any])
         rows = connection.execute(statement, keys).all()
         if not rows or int(rows[0].float_digits) > 0:
             return rows
-    before = connection.execute(_GET_SETTINGS).one()._asdict()
+    settings = connection.execute(_GET_SETTINGS).one()._asdict()
     connection.execute(_SET_SETTINGS, _SETTINGS)
     rows = connection.execute(statement, keys).all()
-    connection.execute(_SET_SETTINGS, before)  # after an error the transaction, or its savepoint, takes them back
+    connection.execute(_SET_SETTINGS, settings)  # after an error the transaction, or its savepoint, takes them back
     return rows
 
 
@@ -152,12 +152,12 @@ def as_stored(state: State, values: Values, derived: Derived) -> Iterator[object
         for name, columns in derived
         if any(memory.get(column, _ABSENT) != values[column] for column in columns & values.keys())
     }
-    before = {name: memory.get(name, _ABSENT) for name in (*values, *outdated)}
+    original = {name: memory.get(name, _ABSENT) for name in (*values, *outdated)}
     try:
         _set(memory, {**values, **outdated})
         yield state.obj()
     finally:
-        _set(memory, before)
+        _set(memory, original)
 
 
 def _set(memory: dict[str, Any], values: Values) -> None:
@@ -207,8 +207,8 @@ def _find_lockable(source: FromClause) -> list[FromClause]:
     """Finds the tables whose rows Postgres locks: not those on the side of an outer join that may have none."""
     if not isinstance(source, Join):
         return [source]
-    left = [] if source.full else _find_lockable(source.left)
-    return left if source.isouter or source.full else [*left, *_find_lockable(source.right)]
+    lockable = [] if source.full else _find_lockable(source.left)
+    return lockable if source.isouter or source.full else [*lockable, *_find_lockable(source.right)]
 
 
 def _uncollated(kind: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -247,8 +247,8 @@ def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -
 
 def find_converters(types: Mapping[str, TypeEngine[Any]]) -> Converters:
     """The converters of columns whose types may load objects, by the attribute's name."""
-    found = {name: _find_converter(kind) for name, kind in types.items()}
-    return {name: convert for name, convert in found.items() if convert is not None}
+    converters = {name: _find_converter(kind) for name, kind in types.items()}
+    return {name: convert for name, convert in converters.items() if convert is not None}
 
 
 def _find_converter(kind: TypeEngine[Any]) -> Convert | None:
@@ -272,6 +272,6 @@ def _make_for_objects(send: Convert) -> Convert:
 
 def _make_for_array(item: Convert) -> Convert:
     def convert(value: Any) -> object:
-        return [convert(each) for each in value] if isinstance(value, (list, tuple)) else item(value)
+        return [convert(element) for element in value] if isinstance(value, (list, tuple)) else item(value)
 
     return convert

@@ -34,23 +34,23 @@ TRIGGERS_TRACE = "'traceparent', nullif(left(current_setting('penstock.tracepare
 """Arguments of ``jsonb_build_object``: the header that a trigger adds, NULL if the transaction has no trace."""
 
 
-def with_trace(headers: str | None, given: object, limit: int) -> str | None:
+def with_trace(headers: str | None, own_headers: object, limit: int) -> str | None:
     """Adds the current trace to the headers of a record.
 
     Args:
         headers: The application's headers as JSON text.
-        given: The same as a dict.
+        own_headers: The same as a dict.
         limit: Most bytes that the headers may take.
     """
     module = sys.modules.get(OPENTELEMETRY)
-    if module is None or (isinstance(given, Mapping) and TRACEPARENT in given):
+    if module is None or (isinstance(own_headers, Mapping) and TRACEPARENT in own_headers):
         return headers
     find_span = getattr(module, "get_current_span", None)  # missing while another thread imports the module
-    own = _encode(find_span()) if find_span is not None else None
-    if own is None or headers in {None, "{}"}:
-        return own or headers
+    trace = _encode(find_span()) if find_span is not None else None
+    if trace is None or headers in {None, "{}"}:
+        return trace or headers
     assert headers is not None
-    joined = f"{headers[:-1]},{own[1:]}"
+    joined = f"{headers[:-1]},{trace[1:]}"
     return joined if len(joined.encode()) <= limit else headers
 
 
@@ -58,10 +58,12 @@ def _encode(span: "Span") -> str | None:
     """The headers that name a span, as JSON text; None if it is not recorded."""
     if not span.is_recording():
         return None
-    found = span.get_span_context()
-    values: dict[str, Any] = {TRACEPARENT: f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags & 1:02x}"}
+    context = span.get_span_context()
+    values: dict[str, Any] = {
+        TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
+    }
     text = json.dumps(values)
-    if not found.trace_state:
+    if not context.trace_state:
         return text
-    longer = json.dumps({**values, TRACESTATE: found.trace_state.to_header()})
+    longer = json.dumps({**values, TRACESTATE: context.trace_state.to_header()})
     return longer if len(longer) <= MAX_TRACE_BYTES else text

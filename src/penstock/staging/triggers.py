@@ -241,17 +241,17 @@ def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: s
     if rule.on == {"update"}:
         return ""
     action = "insert" if "insert" in rule.on else "update"
-    moved = f"{' ' * 20}penstock_action := '{action}';"
+    on_move = f"{' ' * 20}penstock_action := '{action}';"
     if "delete" in rule.on:
-        taken = f"{' ' * 20}EXECUTE {find_old} INTO penstock_is_there USING OLD;\n" if find_old else ""
-        moved = OLD_IMAGE.format(taken=taken, action=action)
+        check = f"{' ' * 20}EXECUTE {find_old} INTO penstock_is_there USING OLD;\n" if find_old else ""
+        on_move = OLD_IMAGE.format(taken=check, action=action)
     moves = "penstock_old <> penstock_key"
     if not find_old:
-        before, after = (
+        old_columns, new_columns = (
             ", ".join(f"{row}.{quote(column.name)}" for column in mapper.primary_key) for row in ("OLD", "penstock_row")
         )
-        moves += f" OR ({before}) <> ({after})"
-    return KEY_CHANGE.format(old_key=old_key, key=key, moves=moves, limit=MAX_KEY_CHARACTERS, moved=moved)
+        moves += f" OR ({old_columns}) <> ({new_columns})"
+    return KEY_CHANGE.format(old_key=old_key, key=key, moves=moves, limit=MAX_KEY_CHARACTERS, moved=on_move)
 
 
 def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
@@ -269,10 +269,10 @@ def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
     return _render_find("true", [column.name for column in columns], condition) if is_unique(mapper, columns) else ""
 
 
-def _render_find(what: str, columns: Sequence[str], condition: str = "") -> str:
+def _render_find(selection: str, columns: Sequence[str], condition: str = "") -> str:
     """Renders the text of a statement that reads the row, as it is now, that has the same values in some columns."""
     left, right = (", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)"))
-    return FIND.format(what=what, where=quote_literal(f" AS current WHERE ({left}) = ({right}){condition}"))
+    return FIND.format(what=selection, where=quote_literal(f" AS current WHERE ({left}) = ({right}){condition}"))
 
 
 def _render_next(rule: StagingRule) -> str:
@@ -323,8 +323,8 @@ def _render_headers(rule: StagingRule, table_schema: str | None, columns: dict[s
         parts.append(f"{quote_literal(own_headers)}::jsonb")
     if rule.channel.traits.has_jobs and get_names(rule.key):
         key = _render_key(rule, [columns[name] for name in get_names(rule.key)])
-        own = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
-        parts.append(f"jsonb_build_object('{RESERVED}', {own})")
+        key_header = f"jsonb_strip_nulls(jsonb_build_object('key', {key}))"
+        parts.append(f"jsonb_build_object('{RESERVED}', {key_header})")
     return " || ".join(parts) if len(parts) > 1 else f"nullif({parts[0]}, '{{}}')"
 
 
