@@ -66,13 +66,13 @@ def cancel(session: Session, request: Request, _: bytes) -> Response:
     return PlainTextResponse("", 204)
 
 
-def application(engine: Engine, more: Sequence[Route] = ()) -> Starlette:
+def application(engine: Engine, extra_routes: Sequence[Route] = ()) -> Starlette:
     """The API on a database that has the demo's tables, and ``more`` routes."""
     sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
     pipeline.attach(sessions)
     return Starlette(
         routes=[
-            *more,
+            *extra_routes,
             Route("/rides", partial(_answer, sessions, create), methods=["POST"]),
             Route("/rides/{id:int}", partial(_answer, sessions, correct), methods=["PATCH"]),
             Route("/rides/{id:int}", partial(_answer, sessions, cancel), methods=["DELETE"]),
@@ -118,15 +118,15 @@ def _ride(session: Session, request: Request) -> Ride:
 
 def _distance(body: bytes) -> float:
     """The distance of a request: JSON, or a form, as ``curl -d distance=123.0`` posts it."""
-    given: Any
+    value: Any
     try:
-        given = parse_json(body.decode()).get("distance")
+        value = parse_json(body.decode()).get("distance")
     except (ValueError, AttributeError):
-        given = dict(parse_qsl(body.decode(errors="replace"))).get("distance")
-    if given in (None, ""):
+        value = dict(parse_qsl(body.decode(errors="replace"))).get("distance")
+    if value in (None, ""):
         raise RefusedError(422, "Please specify parameter 'distance'.")
     try:
-        distance = float(given)
+        distance = float(value)
     except (TypeError, ValueError, OverflowError):
         distance = float("nan")
     if not 0 <= distance < 1e9:  # noqa: PLR2004  farther than any pilot flies
@@ -144,14 +144,14 @@ class Recruits:
     def __init__(self) -> None:
         """Installs the chores, as the environment says."""
         self.recruiter = Recruiter()
-        each = float(os.environ[RATE])
+        rate = float(os.environ[RATE])
         chores = self._chores(pipeline)
-        every = chores.all()
-        weight = max(chore.weight for chore in every)
-        chores.install(self.recruiter, rate=each * sum(c.weight for c in every) / weight)
+        all_chores = chores.all()
+        weight = max(chore.weight for chore in all_chores)
+        chores.install(self.recruiter, rate=rate * sum(c.weight for c in all_chores) / weight)
         self._late = self._chores(late_pipeline).consume(LATE_CONSUMER)
         self._has_begun = False
-        self.recruiter.install(self._consume_late, LATE_CONSUMER, each)
+        self.recruiter.install(self._consume_late, LATE_CONSUMER, rate)
 
     def wrap(self, application: ASGIApp) -> ASGIApp:
         """The application, whose responses enlist."""
@@ -162,8 +162,8 @@ class Recruits:
         """A cheap request, and the counters."""
         return [Route("/health", _health), Route("/recruits", self._count)]
 
-    def _chores(self, of: Pipeline) -> Chores:
-        return Chores(of, os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"], records=RECORDS)
+    def _chores(self, owner: Pipeline) -> Chores:
+        return Chores(owner, os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"], records=RECORDS)
 
     def _consume_late(self) -> Outcome:
         """Consumes once the late consumer has begun with the tables; before that, it would begin with the log."""
@@ -173,7 +173,7 @@ class Recruits:
     async def _count(self, _: Request) -> Response:
         counters = self.recruiter.counters().values()
         names = ("recruited", "finished", "aborted", "failed")
-        sums = {name: sum(getattr(each, name) for each in counters) for name in names}
+        sums = {name: sum(getattr(counter, name) for counter in counters) for name in names}
         return JSONResponse({"process": os.getpid(), **sums})
 
 
@@ -184,10 +184,10 @@ async def _health(_: Request) -> Response:
 def _has_begun() -> bool:
     """True if the consumer has begun with the tables."""
     with connect_postgres(os.environ["PENSTOCK_DATABASE_URL"], application="demo") as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT FROM rocket_rides_log.checkpoints WHERE consumer = %s LIMIT 1", (LATE_CONSUMER,)
         )
-        return found.rowcount > 0
+        return rows.rowcount > 0
 
 
 def main() -> None:

@@ -104,14 +104,14 @@ class Simulator:
             self._booked.append(answer.json()["id"])
 
     def _request(self, client: httpx.Client, dice: random.Random) -> httpx.Response:
-        what, body = dice.random(), {"distance": round(dice.uniform(5, 1000), 2)}
+        chance, body = dice.random(), {"distance": round(dice.uniform(5, 1000), 2)}
         headers = {"x-decline": "1"} if dice.random() < 0.1 else {}  # noqa: PLR2004  one card in ten
         booked = list(self._booked)
-        if booked and what < 0.3:  # noqa: PLR2004  three requests in ten correct
+        if booked and chance < 0.3:  # noqa: PLR2004  three requests in ten correct
             return client.patch(f"/rides/{dice.choice(booked)}", json=body, headers=headers)
-        if booked and what < 0.4:  # noqa: PLR2004  one in ten cancels; it may be cancelled already
+        if booked and chance < 0.4:  # noqa: PLR2004  one in ten cancels; it may be cancelled already
             return client.delete(f"/rides/{dice.choice(booked)}")
-        if what > 0.98:  # noqa: PLR2004  one in fifty is wrong
+        if chance > 0.98:  # noqa: PLR2004  one in fifty is wrong
             return client.post("/rides", json={"distance": "far"})
         return client.post("/rides", json=body, headers=headers)
 
@@ -185,12 +185,12 @@ class Demo:
                 if not self._steals:
                     self._start_pipeline()
                 self._wait_until_ready(connection, client)
-                began = monotonic()
+                started = monotonic()
                 simulator.start()
-                self._watch(connection, client, simulator, began)
+                self._watch(connection, client, simulator, started)
                 # Where requests do the work, somebody has to come until all of it is done.
                 simulator.only_check_health() if self._steals else simulator.stop()
-                return self._settle(connection, client, simulator, began)
+                return self._settle(connection, client, simulator, started)
         finally:
             simulator.stop()
             self._ended.set()
@@ -243,11 +243,11 @@ class Demo:
 
     def _wait_until_ready(self, connection: Connection, client: RedisClient) -> None:
         """Waits until the API answers and a first ride has reached every consumer."""
-        began, booked = monotonic(), False
-        while (passed := monotonic() - began) < READY_TIMEOUT_S:
+        started, booked = monotonic(), False
+        while (passed := monotonic() - started) < READY_TIMEOUT_S:
             self._check_stop()
-            what = f"the {self.engine} engine to apply a first ride" if booked else "the API"
-            self.wait(f"{passed:5.1f} s  waiting for {what}")
+            awaited = f"the {self.engine} engine to apply a first ride" if booked else "the API"
+            self.wait(f"{passed:5.1f} s  waiting for {awaited}")
             if not booked:
                 booked = _books(self._api.urls[0])
             elif (now := audit(connection, client)).staged and now.settled:
@@ -259,9 +259,9 @@ class Demo:
             self._ended.wait(0.2)
         raise DemoFailed(f"the {self.engine} engine was not ready within {READY_TIMEOUT_S:.0f} s")
 
-    def _watch(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> None:
+    def _watch(self, connection: Connection, client: RedisClient, simulator: Simulator, started: float) -> None:
         """Shows the progress until the time is over; kills a process and reconciles drift meanwhile."""
-        while (passed := monotonic() - began) < self.seconds or (
+        while (passed := monotonic() - started) < self.seconds or (
             # The traffic continues so that the late consumer has records to apply.
             self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
         ):
@@ -276,14 +276,16 @@ class Demo:
             self.show(progress)
             self._ended.wait(0.5 if passed >= self.seconds else min(0.5, self.seconds - passed))
 
-    def _settle(self, connection: Connection, client: RedisClient, simulator: Simulator, began: float) -> DemoProgress:
+    def _settle(
+        self, connection: Connection, client: RedisClient, simulator: Simulator, started: float
+    ) -> DemoProgress:
         """Waits until every record has reached every consumer."""
         deadline = monotonic() + SETTLE_TIMEOUT_S
         while True:
             self._check_stop()
             if self.reconcile:
                 self._advance_drift(connection, traffic=False)
-            progress = self._progress(connection, client, simulator, monotonic() - began)
+            progress = self._progress(connection, client, simulator, monotonic() - started)
             late = progress.audit.late_consumer
             has_arrived = self._drift is not None and late.position == late.records
             if progress.audit.settled and (has_arrived or not self.reconcile):
@@ -311,7 +313,7 @@ class Demo:
 
     def _processes(self) -> list[SupervisedProcess | ReconcileProcess | Beginning]:
         others = (self._reconciling, self._beginning)
-        return [*self._api.processes, *self._started, *(each for each in others if each is not None)]
+        return [*self._api.processes, *self._started, *(process for process in others if process is not None)]
 
     def _progress(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float

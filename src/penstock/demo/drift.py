@@ -57,10 +57,10 @@ class Drift:
 
 def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
     """Makes copy, total and index differ from the table; returns the number of rows a reconciliation should find."""
-    wanted = CHANGED + DELETED + UNSTAGED
+    count = CHANGED + DELETED + UNSTAGED
     with connection.transaction():
-        rides = [ride for (ride,) in connection.execute(_SETTLED_RIDES, {"count": wanted})]
-        if wait_for_all and len(rides) < wanted:
+        rides = [ride for (ride,) in connection.execute(_SETTLED_RIDES, {"count": count})]
+        if wait_for_all and len(rides) < count:
             return 0
         parts = rides[:CHANGED], rides[CHANGED : CHANGED + DELETED], rides[CHANGED + DELETED :]
         rows = sum(

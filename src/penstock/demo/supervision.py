@@ -140,12 +140,12 @@ class ApiProcesses:
         """Counters of the recruits so far; those of the last moments of a killed process are missing."""
         for url in self.urls:
             try:
-                found = httpx.get(f"{url}/recruits", timeout=2).json()
+                counters = httpx.get(f"{url}/recruits", timeout=2).json()
             except httpx.TransportError:
                 continue
-            self._counts[found.pop("process")] = found
+            self._counts[counters.pop("process")] = counters
         names = ("recruited", "finished", "aborted", "failed")
-        return {name: sum(each[name] for each in self._counts.values()) for name in names}
+        return {name: sum(counts[name] for counts in self._counts.values()) for name in names}
 
 
 def check_health(urls: Sequence[str]) -> None:

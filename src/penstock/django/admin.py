@@ -55,12 +55,14 @@ class LetterAdmin(admin.ModelAdmin):
         from penstock.operating.letters import LetterFilter, newest  # noqa: PLC0415  the driver's part
 
         position = _find_position(request.GET)
-        of = LetterFilter(request.GET.get("of") or None)
+        letter_filter = LetterFilter(request.GET.get("of") or None)
         with _connected() as (connection, scope):
-            letters = newest(connection, of, after=position, limit=PAGE, scope=scope)
-        more = letters[-1] if len(letters) == PAGE else None
-        named = [(_name(letter), letter) for letter in letters]
-        return self._show(request, "dead_letters", letters=named, more=more, of=of.consumer, title="Dead letters")
+            letters = newest(connection, letter_filter, after=position, limit=PAGE, scope=scope)
+        last = letters[-1] if len(letters) == PAGE else None
+        named_letters = [(_name(letter), letter) for letter in letters]
+        return self._show(
+            request, "dead_letters", letters=named_letters, more=last, of=letter_filter.consumer, title="Dead letters"
+        )
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -98,19 +100,21 @@ class LetterAdmin(admin.ModelAdmin):
         from penstock.operating.letters import request_retries  # noqa: PLC0415  the driver's part
         from penstock.operating.pausing import note_action  # noqa: PLC0415  the same
 
-        asked = 0
+        requested = 0
         with _connected() as (connection, scope), connection.transaction():
-            found = _find(connection, scope, request.POST.getlist("letter"))
-            chosen = [letter for letter in found if not letter.superseded_by]
+            letters = _find(connection, scope, request.POST.getlist("letter"))
+            chosen = [letter for letter in letters if not letter.superseded_by]
             if chosen:
-                asked = request_retries(connection, chosen, scope=scope)
-                commands = "; ".join(f"penstock dead-letters retry {each.consumer} '{each.place}'" for each in chosen)
-                by, title = request.user.get_username(), f"Retry {format_count(asked, 'dead letter')}"
-                note_action(connection, by, title, commands, scope=scope)
+                requested = request_retries(connection, chosen, scope=scope)
+                commands = "; ".join(
+                    f"penstock dead-letters retry {letter.consumer} '{letter.place}'" for letter in chosen
+                )
+                user, title = request.user.get_username(), f"Retry {format_count(requested, 'dead letter')}"
+                note_action(connection, user, title, commands, scope=scope)
         self.message_user(
-            request, f"Workers retry {format_count(asked, 'dead letter')} within seconds, unless they are paused."
+            request, f"Workers retry {format_count(requested, 'dead letter')} within seconds, unless they are paused."
         )
-        if len(chosen) < len(found):
+        if len(chosen) < len(letters):
             text = "Those of whose key a later record was applied since are not retried here: penstock dead-letters retry --superseded"
             self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(request.get_full_path())
@@ -125,14 +129,14 @@ def _connected() -> "Iterator[tuple[Connection, Scope]]":
         yield connection, pipeline.scope
 
 
-def _find_position(given: Any) -> "LetterPosition | None":
+def _find_position(query: Any) -> "LetterPosition | None":
     """Where the page before ended; None if that is not, or wrongly, said."""
     from penstock.operating.letters import LetterPosition  # noqa: PLC0415  the driver's part
 
     try:
-        time = datetime.fromisoformat(given["failed_at"])
-        shard, offset = find_number(given["shard"].encode()), find_number(given["offset"].encode())
-        names = given["consumer"], given["channel"]
+        time = datetime.fromisoformat(query["failed_at"])
+        shard, offset = find_number(query["shard"].encode()), find_number(query["offset"].encode())
+        names = query["consumer"], query["channel"]
     except (KeyError, ValueError):
         return None
     return None if shard is None or offset is None else LetterPosition(time, *names, shard, offset)
@@ -147,11 +151,11 @@ def _find(connection: "Connection", scope: "Scope", names: Sequence[str]) -> "li
     from penstock.operating.letters import find  # noqa: PLC0415  the driver's part
     from penstock.records import parse_place  # noqa: PLC0415  the same
 
-    found = []
+    letters = []
     for name in names:
         consumer, _, place = name.partition(" ")
         try:
-            found.append(find(connection, consumer, parse_place(place), scope=scope))
+            letters.append(find(connection, consumer, parse_place(place), scope=scope))
         except (Unknown, InvalidSetting):
             continue
-    return found
+    return letters

@@ -66,11 +66,11 @@ def get_database_url(using: str) -> str:
     """The URL of a database in ``DATABASES``, for Penstock's own connections; during tests that of the tests' database."""
     from psycopg.pq import Conninfo  # noqa: PLC0415  the driver is not needed to declare
 
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"client_encoding"}
-    given = {name: value for name, value in connections[using].get_connection_params().items() if name in known}
-    user, password, path = (quote(str(given.pop(name, "")), safe="") for name in ("user", "password", "dbname"))
+    options = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"client_encoding"}
+    parameters = {name: value for name, value in connections[using].get_connection_params().items() if name in options}
+    user, password, path = (quote(str(parameters.pop(name, "")), safe="") for name in ("user", "password", "dbname"))
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""
-    return f"postgresql://{login}/{path}?{urlencode(given, quote_via=quote)}".rstrip("?")
+    return f"postgresql://{login}/{path}?{urlencode(parameters, quote_via=quote)}".rstrip("?")
 
 
 def check_pipeline(**_: object) -> list[checks.CheckMessage]:
@@ -158,8 +158,8 @@ def upgrade_after_migrate(using: str, verbosity: int, plan: Any = None, stdout: 
     try:
         installed = install_triggers(get_database_url(using), pipeline, search_path)
     except TriggerMissing as error:
-        there = connections[using].introspection.table_names()
-        if all(trigger.table in there for trigger in make_triggers(pipeline)):
+        tables = connections[using].introspection.table_names()
+        if all(trigger.table in tables for trigger in make_triggers(pipeline)):
             raise
         # Some apps are not migrated yet.  No worker starts without its triggers.
         installed = [str(error)]

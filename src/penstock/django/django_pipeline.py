@@ -94,8 +94,8 @@ class DjangoPipeline(Pipeline):
         if not issubclass(model, Model):
             return model
         apps.check_models_ready()
-        own = model._meta  # noqa: SLF001  public by its documentation
-        concrete: Any = own.concrete_model or model  # an abstract one has none
+        options = model._meta  # noqa: SLF001  public by its documentation
+        concrete: Any = options.concrete_model or model  # an abstract one has none
         meta = concrete._meta  # noqa: SLF001  the same
         if meta.abstract or meta.parents:
             raise DeclarationError(
@@ -156,5 +156,5 @@ def _find_type(field: "Field[Any, Any]", using: str) -> types.TypeEngine[Any]:
 
 
 def _make_type(name: str) -> types.TypeEngine[Any]:
-    made: types.TypeEngine[Any] = _TYPES.get(name.partition("(")[0].strip(), types.NullType)()
-    return made
+    column_type: types.TypeEngine[Any] = _TYPES.get(name.partition("(")[0].strip(), types.NullType)()
+    return column_type

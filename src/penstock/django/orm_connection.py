@@ -109,7 +109,7 @@ class SharedConnection(HandlerConnection):
 @contextmanager
 def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits: Commits) -> Iterator[None]:
     """Has the ORM use the worker's connection in this thread, while the block runs."""
-    own, shared = connections[using], connections.create_connection(using)
+    original, shared = connections[using], connections.create_connection(using)
     shared.connection = connection = SharedConnection(worker, shared, begin)
     shared.autocommit = False
     connections[using] = shared
@@ -119,7 +119,7 @@ def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits:
         with transaction.atomic(using, savepoint=False):
             yield
     finally:
-        connections[using] = own
+        connections[using] = original
     aborted_by = connection.aborted_by
     is_aborted = aborted_by is not None and worker.pgconn.transaction_status == TransactionStatus.INERROR
     if shared.needs_rollback or is_aborted:

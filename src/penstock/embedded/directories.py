@@ -127,21 +127,21 @@ def make_private(directory: Path, *, shared: bool = False) -> None:
         directory.mkdir(private, parents=True)
     except FileExistsError:
         check_own(directory)
-        found = directory.stat()
-        if found.st_uid == os.geteuid():
-            directory.chmod(stat.S_IMODE(found.st_mode) & (0o755 if shared else private))
+        status = directory.stat()
+        if status.st_uid == os.geteuid():
+            directory.chmod(stat.S_IMODE(status.st_mode) & (0o755 if shared else private))
 
 
 def check_own(path: Path) -> None:
     """Checks that a file or directory, and a link in its place, belongs to this user or to root."""
-    for found in (path.lstat(), path.stat()):
-        _check_owner(path, found)
+    for status in (path.lstat(), path.stat()):
+        _check_owner(path, status)
 
 
-def _check_owner(path: Path, found: os.stat_result) -> None:
-    if found.st_uid not in {os.geteuid(), 0}:
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in {os.geteuid(), 0}:
         raise Refused(
-            f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()}: somebody else may have put it there. "
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}: somebody else may have put it there. "
             "Remove it, or name another directory: --data-directory"
         )
 

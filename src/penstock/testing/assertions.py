@@ -45,8 +45,8 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
     columns = (table.c[name] for name in ("channel", "shard", "key", "action", "object"))
     query = select(*columns, cast(table.c.data, Text), cast(table.c.headers, Text)).order_by(table.c.id)
     return [
-        StagedRecord(channel, Shard(shard), key, action, what, parse_json(data), headers and parse_json(headers))
-        for channel, shard, key, action, what, data, headers in _read(source, schema, query)
+        StagedRecord(channel, Shard(shard), key, action, object_name, parse_json(data), headers and parse_json(headers))
+        for channel, shard, key, action, object_name, data, headers in _read(source, schema, query)
     ]
 
 
@@ -82,15 +82,15 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
         AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
     """
     parts = {"action": action, "object": object, "data": as_plain(data, "data"), "headers": headers}
-    wanted = _wanted(to, key, tenant, parts)
-    found = staged(source, schema=schema)
-    matching = [record for record in found if not any(_differences(wanted, record))]
+    expected = _wanted(to, key, tenant, parts)
+    records = staged(source, schema=schema)
+    matching = [record for record in records if not any(_differences(expected, record))]
     if len(matching) == 1:
         return matching[0]
     if not matching:
-        raise AssertionError(f"no staged record has {_described(wanted)}\n{_listed(found, wanted)}")
+        raise AssertionError(f"no staged record has {_described(expected)}\n{_listed(records, expected)}")
     raise AssertionError(
-        f"{len(matching)} staged records have {_described(wanted)}; assert_staged takes exactly one: "
+        f"{len(matching)} staged records have {_described(expected)}; assert_staged takes exactly one: "
         f"narrow it down, or count staged(…)\n{_listed(matching, {})}"
     )
 
@@ -113,12 +113,12 @@ def assert_not_staged(  # noqa: PLR0913  the same
         AssertionError: A record matches; the message lists those that do.
     """
     parts = {"action": action, "object": object, "data": as_plain(data, "data"), "headers": headers}
-    wanted = _wanted(to, key, tenant, parts)
-    found = staged(source, schema=schema)
-    matching = [record for record in found if not any(_differences(wanted, record))]
+    expected = _wanted(to, key, tenant, parts)
+    records = staged(source, schema=schema)
+    matching = [record for record in records if not any(_differences(expected, record))]
     if matching:
         raise AssertionError(
-            f"expected no staged record with {_described(wanted)}, found {len(matching)}\n{_listed(matching, {})}"
+            f"expected no staged record with {_described(expected)}, found {len(matching)}\n{_listed(matching, {})}"
         )
 
 
@@ -144,31 +144,31 @@ def _wanted(channel: Channel | str | None, key: object, tenant: object, parts: d
     if tenant is not None or isinstance(channel, Queue):
         # A record of a queue has its tenant for a key, and its key in a header.
         if key is not None:
-            own = {RESERVED: {"key": key_text(key)}}
-            parts = {**parts, "headers": {**(parts["headers"] or {}), **own}}
+            header = {RESERVED: {"key": key_text(key)}}
+            parts = {**parts, "headers": {**(parts["headers"] or {}), **header}}
         key = tenant
-    given = {
+    fields = {
         "channel": channel if channel is None or isinstance(channel, str) else channel.name,
         "key": None if key is None else key_text(key),
         **parts,
     }
-    return {field: value for field, value in given.items() if value is not None}
+    return {field: value for field, value in fields.items() if value is not None}
 
 
-def _differences(wanted: Mapping[str, Any], record: StagedRecord) -> Iterator[str]:
+def _differences(expected: Mapping[str, Any], record: StagedRecord) -> Iterator[str]:
     """The paths at which the record does not match, such as ``data.fare``."""
-    for field, value in wanted.items():
+    for field, value in expected.items():
         yield from _mismatches(value, getattr(record, field), field)
 
 
-def _mismatches(wanted: Any, found: Any, path: str) -> Iterator[str]:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for name, value in wanted.items():
-            if name in found:
-                yield from _mismatches(value, found[name], f"{path}.{name}")
+def _mismatches(expected: Any, actual: Any, path: str) -> Iterator[str]:
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        for name, value in expected.items():
+            if name in actual:
+                yield from _mismatches(value, actual[name], f"{path}.{name}")
             else:
                 yield f"{path}.{name}"
-    elif found != wanted and found != _as_staged(wanted):
+    elif actual != expected and actual != _as_staged(expected):
         yield path
 
 
@@ -180,15 +180,15 @@ def _as_staged(value: Any) -> Any:
         return value
 
 
-def _described(wanted: Mapping[str, Any]) -> str:
-    return ", ".join(f"{field} {value!r}" for field, value in wanted.items()) or "any content"
+def _described(expected: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field} {value!r}" for field, value in expected.items()) or "any content"
 
 
-def _listed(records: list[StagedRecord], wanted: Mapping[str, Any]) -> str:
+def _listed(records: list[StagedRecord], expected: Mapping[str, Any]) -> str:
     """The records, a line each, those that match best first."""
     if not records:
         return "nothing was staged"
-    differing = [(list(_differences(wanted, record)), record) for record in records]
+    differing = [(list(_differences(expected, record)), record) for record in records]
     differing.sort(key=lambda pair: len(pair[0]))
     lines = [f"staged: {len(records)}"]
     for differences, record in differing[:SHOWN]:
@@ -207,17 +207,17 @@ def _line(record: StagedRecord) -> str:
 T = TypeVar("T")
 
 
-def eventually(predicate: Callable[[], T], what: str, *, timeout_s: float = 30, interval_s: float = 0.02) -> T:
+def eventually(predicate: Callable[[], T], description: str, *, timeout_s: float = 30, interval_s: float = 0.02) -> T:
     """Call ``predicate`` until it returns a true value, and return that value.
 
     Args:
         predicate: Called at least once; its exceptions are not caught.
-        what: What the test waits for, for the failure message: ``"the second consumer takes over shard 2"``.
+        description: What the test waits for, for the failure message: ``"the second consumer takes over shard 2"``.
         timeout_s: Fail after so many seconds.
         interval_s: Pause between two calls, in seconds.
 
     Raises:
-        AssertionError: No value was true in time; the message has ``what`` and the last value.
+        AssertionError: No value was true in time; the message has ``description`` and the last value.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -225,5 +225,5 @@ def eventually(predicate: Callable[[], T], what: str, *, timeout_s: float = 30, 
         if answer:
             return answer
         if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what} (last answer: {answer!r})")
+            raise AssertionError(f"not within {timeout_s:g} s: {description} (last answer: {answer!r})")
         time.sleep(interval_s)

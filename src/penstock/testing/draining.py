@@ -72,7 +72,7 @@ def drained(  # noqa: PLR0913  what a run takes
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(database_url, application="test"))
         failures = _Failures(connection, pipeline.scope)
-        before = failures.dead_letters()
+        old_letters = failures.dead_letters()
         streamer = Streamer(pipeline, database_url, redis_url)
         stack.callback(streamer.close)
         drains = {}
@@ -82,12 +82,12 @@ def drained(  # noqa: PLR0913  what a run takes
             stack.callback(worker.close)
             drains[name] = partial(_drained_in_time, worker, timeout_s, last)
         applied = _drained(streamer, drains)
-        found = failures.stopped([pipeline.get_consumer(name) for name in names])
+        problems = failures.stopped([pipeline.get_consumer(name) for name in names])
         if not allow_dead_letters:
             letters = failures.dead_letters().items()
-            found += [letter for place, letter in letters if place not in before]
-    if found:
-        raise AssertionError("\n".join(found)) from last.error
+            problems += [letter for place, letter in letters if place not in old_letters]
+    if problems:
+        raise AssertionError("\n".join(problems)) from last.error
     return applied
 
 
@@ -155,8 +155,8 @@ class _LastFailure:
 
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
         """The consumer, with a handler whose exceptions are noted here."""
-        noted = within(consumer, self._noting)
-        return replace(noted, backoff=RETRY_S) if isinstance(noted, WorkerSpec) else noted
+        watched = within(consumer, self._noting)
+        return replace(watched, backoff=RETRY_S) if isinstance(watched, WorkerSpec) else watched
 
     @contextmanager
     def _noting(self, _records: Any) -> Iterator[None]:
@@ -185,10 +185,12 @@ class _Failures:
 
     def stopped(self, consumers: Sequence[ConsumerSpec]) -> list[str]:
         """The pauses of some consumers and of what they read, and their halted shards."""
-        rows = self._rows("halted_shards", consumers=[each.name for each in consumers])
-        read = [(each.name, name) for each in consumers for name in _names_read(each.channel)]
-        held = (pause for pause in read_pauses(self.connection, self.scope) if any(pause.holds(*each) for each in read))
-        pauses = [str(pause) for pause in held]
+        rows = self._rows("halted_shards", consumers=[consumer.name for consumer in consumers])
+        read = [(consumer.name, name) for consumer in consumers for name in _names_read(consumer.channel)]
+        active = (
+            pause for pause in read_pauses(self.connection, self.scope) if any(pause.holds(*pair) for pair in read)
+        )
+        pauses = [str(pause) for pause in active]
         return pauses + [f"consumer {name} is halted in {channel}/{shard}: {why}" for name, channel, shard, why in rows]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
@@ -196,10 +198,10 @@ class _Failures:
         rows = self._rows("dead_letters_written")
         return {
             (consumer, channel, shard, offset): (
-                f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, {action} {what}, "
+                f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, {action} {object_name}, "
                 f"after {format_count(attempts, 'attempt')}: {reason}"
             )
-            for consumer, channel, shard, offset, key, action, what, attempts, reason in rows
+            for consumer, channel, shard, offset, key, action, object_name, attempts, reason in rows
         }
 
     def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:

@@ -109,26 +109,26 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         InvalidRecord: As of ``make_record``.
         DeclarationError: ``payload`` is no model.
     """
-    given: Record = make_record(
+    record: Record = make_record(
         data, channel=channel, key=tenant, action=action, object=object, headers=headers, id=id, staged_at=staged_at
     )
-    own = {name: getattr(given, name) for name in ("action", "object", "staged_us")}
+    header = {name: getattr(record, name) for name in ("action", "object", "staged_us")}
     job = Job[Payload](
-        *(given.channel, given.shard, given.id, given.key, key, attempts, given.data_json),
-        json.dumps({**json.loads(given.headers_json or "{}"), RESERVED: own}),
-        given.staged_us // 1000,
-        staged_us=given.staged_us,
+        *(record.channel, record.shard, record.id, record.key, key, attempts, record.data_json),
+        json.dumps({**json.loads(record.headers_json or "{}"), RESERVED: header}),
+        record.staged_us // 1000,
+        staged_us=record.staged_us,
     )
     _validate(job, payload)
     return job
 
 
-def _validate(made: Record[Any] | Job[Any], model: type[Any] | None) -> None:
+def _validate(item: Record[Any] | Job[Any], model: type[Any] | None) -> None:
     """Gives it the payload that a consumer gives it before it calls the handler."""
     if model is None:
         return
     decode = make_model_decoder(model, "this test")
     try:
-        set_payload(made, decode(made.data_json))
+        set_payload(item, decode(item.data_json))
     except InvalidPayload as error:
         raise InvalidRecord("data", f"does not fit {model.__name__}: {error}") from error

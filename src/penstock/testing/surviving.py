@@ -52,19 +52,19 @@ class Table:
 
     def without(self, left_out: frozenset[str]) -> "Table":
         """The same without some columns."""
-        kept = [number for number, name in enumerate(self.columns) if name not in left_out]
+        positions = [number for number, name in enumerate(self.columns) if name not in left_out]
         rows: Counter[Row] = Counter()
         for row, count in self.rows.items():
-            rows[tuple(row[number] for number in kept)] += count
-        return Table(tuple(self.columns[number] for number in kept), rows)
+            rows[tuple(row[number] for number in positions)] += count
+        return Table(tuple(self.columns[number] for number in positions), rows)
 
     def values(self, name: str) -> Counter[str | None]:
         """The values of a column."""
-        at = self.columns.index(name)
-        found: Counter[str | None] = Counter()
+        position = self.columns.index(name)
+        counts: Counter[str | None] = Counter()
         for row, count in self.rows.items():
-            found[row[at]] += count
-        return found
+            counts[row[position]] += count
+        return counts
 
 
 Tables = Mapping[str, Table]
@@ -157,10 +157,10 @@ def survives(
             work(_Run(pipeline, url, redis_url))
             return read_tables(url, also)
 
-    before, failures = read_tables(database_url, also), list[str]()
+    original, failures = read_tables(database_url, also), list[str]()
     try:
         clean, again = (run(partial(_Run.finish, names=names)) for _ in range(2))
-        if outside := list(compare(before, read_tables(database_url, also), {})):
+        if outside := list(compare(original, read_tables(database_url, also), {})):
             raise AssertionError(
                 f"a handler has written by a connection of its own, not by the session that it is given: {', '.join(outside)}. "
                 "Such an effect is not in the transaction of the checkpoint: it may be lost, or happen twice"
@@ -174,8 +174,8 @@ def survives(
         for name in names:
             wrong: dict[Hazard, list[str]] = {}
             for hazard in HAZARDS:
-                found = run(partial(_suffer, hazard=hazard, consumer=pipeline.get_consumer(name), names=names))
-                if differences := list(compare(clean, found, unstable)):
+                survivors = run(partial(_suffer, hazard=hazard, consumer=pipeline.get_consumer(name), names=names))
+                if differences := list(compare(clean, survivors, unstable)):
                     wrong[hazard] = differences
             failures += _describe(name, wrong)
     finally:
@@ -188,27 +188,27 @@ def _describe(name: str, wrong: Mapping[Hazard, Sequence[str]]) -> Iterator[str]
     """What a consumer does not survive: the rows of the first fault, which may be why the others go wrong as well."""
     for hazard, differences in list(wrong.items())[:1]:
         yield f"{name} does not survive {hazard.text}:"
-        yield from (f"    {each}" for each in differences)
+        yield from (f"    {line}" for line in differences)
         yield f"    {hazard.advice}"
     if others := [hazard.text for hazard in wrong][1:]:
         yield f"    Nor {', '.join(others)}"
 
 
-def _suffer(made: _Run, hazard: Hazard, consumer: ConsumerSpec, names: Iterable[str]) -> None:
-    made.publish()
+def _suffer(trial: _Run, hazard: Hazard, consumer: ConsumerSpec, names: Iterable[str]) -> None:
+    trial.publish()
     try:
-        hazard.run(made, consumer)
+        hazard.run(trial, consumer)
     finally:
         install_crashpoint(None)
         install_repeats(None)
-    made.finish(names)
+    trial.finish(names)
 
 
-def _die(made: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
+def _die(trial: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
     """Ends the worker at the first of these places; that of a job fails there instead, because it has threads of its own."""
     if isinstance(consumer, WorkerSpec):
         if points == BEFORE_COMMIT and consumer.attempts > 1:
-            made.work_off(_failing_once(consumer))
+            trial.work_off(_failing_once(consumer))
         return
 
     def crash(point: str) -> None:
@@ -218,34 +218,34 @@ def _die(made: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
 
     install_crashpoint(crash)
     try:
-        made.work_off(consumer)
+        trial.work_off(consumer)
     except _Died:
         return
 
 
 def _failing_once(consumer: ConsumerSpec) -> ConsumerSpec:
     """The worker, whose handler fails once for each job, behind its effects."""
-    seen: set[str] = set()
+    failed_ids: set[str] = set()
 
     @contextmanager
     def failing(job: Any) -> Iterator[None]:
         yield
-        if job.id not in seen:
-            seen.add(job.id)
+        if job.id not in failed_ids:
+            failed_ids.add(job.id)
             raise RuntimeError("a fault of penstock.testing.survives")
 
     return within(consumer, failing)
 
 
-def _repeat(made: _Run, consumer: ConsumerSpec) -> None:
+def _repeat(trial: _Run, consumer: ConsumerSpec) -> None:
     """The first batches are delivered twice, as after a lost answer."""
     times = iter(range(REPEATS))
     install_repeats(lambda _: next(times, None) is not None)
-    made.work_off(consumer)
+    trial.work_off(consumer)
 
 
-def _one_by_one(made: _Run, consumer: ConsumerSpec) -> None:
-    worker = made.worker(consumer)
+def _one_by_one(trial: _Run, consumer: ConsumerSpec) -> None:
+    worker = trial.worker(consumer)
     if isinstance(worker, SeveralRunners):
         return
     with worker:
@@ -254,20 +254,20 @@ def _one_by_one(made: _Run, consumer: ConsumerSpec) -> None:
                 return
 
 
-def _empty_redis(made: _Run, consumer: ConsumerSpec) -> None:
-    worker = made.worker(consumer)
+def _empty_redis(trial: _Run, consumer: ConsumerSpec) -> None:
+    worker = trial.worker(consumer)
     if isinstance(worker, Worker):
         with worker:
             worker.slice(1, lambda: False)
-    delete_keys(made.redis_url, made.pipeline.scope.namespace)
+    delete_keys(trial.redis_url, trial.pipeline.scope.namespace)
 
 
-def _work_beside(made: _Run, consumer: ConsumerSpec) -> None:
+def _work_beside(trial: _Run, consumer: ConsumerSpec) -> None:
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            made.work_off(consumer)
+            trial.work_off(consumer)
         except BaseException as error:  # noqa: BLE001  raised below
             failed.append(error)
 
@@ -314,23 +314,23 @@ HAZARDS = (
 @contextmanager
 def copied(url: str) -> Iterator[str]:
     """A copy of a database, which is dropped behind the block."""
-    given, server = make_url(url).database, name_database(url, "postgres")
+    database, server = make_url(url).database, name_database(url, "postgres")
     with connect_postgres(server, application="test") as connection:
         query = "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = %s"
         deadline = monotonic() + LEAVING_S
-        while connection.execute(query, [given]).fetchall() != [(0,)]:
+        while connection.execute(query, [database]).fetchall() != [(0,)]:
             if monotonic() > deadline:
                 raise AssertionError(
-                    f"{given} has other sessions, and cannot be copied: end those of the test, and dispose of its engine: engine.dispose()"
+                    f"{database} has other sessions, and cannot be copied: end those of the test, and dispose of its engine: engine.dispose()"
                 )
             sleep(0.01)
-    with temporary_database(server, given) as copy:
+    with temporary_database(server, database) as copy:
         yield copy
 
 
 def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
     """The application's tables: those of the schema ``public`` and of ``also``."""
-    found: dict[str, Table] = {}
+    by_title: dict[str, Table] = {}
     with connect_postgres(url, application="test") as connection:
         tables = statements("penstock.testing", DEFAULT_SCOPE.schema)["application_tables"]
         rows = connection.execute(tables, {"also": list(also)}).fetchall()
@@ -338,8 +338,8 @@ def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
             listed = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
             query = sql.SQL("SELECT {} FROM {}").format(listed, sql.Identifier(space, name))
             title = name if space == "public" else f"{space}.{name}"
-            found[title] = Table(tuple(columns), Counter(connection.execute(query).fetchall()))
-    return found
+            by_title[title] = Table(tuple(columns), Counter(connection.execute(query).fetchall()))
+    return by_title
 
 
 def find_unstable(one: Table, other: Table, name: str, ignored: frozenset[str]) -> frozenset[str]:
@@ -349,15 +349,17 @@ def find_unstable(one: Table, other: Table, name: str, ignored: frozenset[str]) 
     )
 
 
-def compare(expected: Tables, found: Tables, left_out: Mapping[str, frozenset[str]]) -> Iterator[str]:
+def compare(expected: Tables, actual: Tables, left_out: Mapping[str, frozenset[str]]) -> Iterator[str]:
     """A line for each table whose rows differ."""
     for name, table in expected.items():
         nothing: frozenset[str] = frozenset()
-        right, wrong = (each.without(left_out.get(name, nothing)) for each in (table, found[name]))
-        more, fewer = wrong.rows - right.rows, right.rows - wrong.rows
-        if more or fewer:
-            shown = [f"{what} {_show(right.columns, rows)}" for what, rows in (("has", more), ("lacks", fewer)) if rows]
-            yield f"{name} {', and '.join(shown)}"
+        right, wrong = (side.without(left_out.get(name, nothing)) for side in (table, actual[name]))
+        surplus, fewer = wrong.rows - right.rows, right.rows - wrong.rows
+        if surplus or fewer:
+            lines = [
+                f"{verb} {_show(right.columns, rows)}" for verb, rows in (("has", surplus), ("lacks", fewer)) if rows
+            ]
+            yield f"{name} {', and '.join(lines)}"
 
 
 def _show(columns: tuple[str, ...], rows: Counter[Row]) -> str:

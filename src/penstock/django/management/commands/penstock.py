@@ -54,12 +54,12 @@ class Command(BaseCommand):
     def _run(arguments: Sequence[str]) -> None:
         from penstock.cli.app import app  # noqa: PLC0415  not for manage.py --help
 
-        given = {} if "--help" in arguments else _read_settings()
-        os.environ.update(given)
+        settings = {} if "--help" in arguments else _read_settings()
+        os.environ.update(settings)
         try:
             app(list(arguments), prog_name="manage.py penstock")
         finally:
-            for name in given:
+            for name in settings:
                 del os.environ[name]
 
 
@@ -71,6 +71,6 @@ def _read_settings() -> dict[str, str]:
         url = get_database_url(get_pipeline().using)
     except PenstockError as error:
         sys.exit(show_error(error, debug=False))
-    found = {"APP": "penstock.django:pipeline", "DATABASE_URL": url, "REDIS_URL": get_setting("REDIS_URL")}
-    variables = {f"PENSTOCK_{name}": str(value) for name, value in found.items() if value}
+    settings = {"APP": "penstock.django:pipeline", "DATABASE_URL": url, "REDIS_URL": get_setting("REDIS_URL")}
+    variables = {f"PENSTOCK_{name}": str(value) for name, value in settings.items() if value}
     return {name: value for name, value in variables.items() if name not in os.environ}
