@@ -5,7 +5,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PythonException
 
 from penstock.consuming.failures import reason
-from penstock.engines.spark.spark_errors import _ENDED, in_one_line, is_sparks_fault, reading_errors
+from penstock.engines.spark.spark_errors import _ENDED, in_one_line, is_spark_failure, reading_errors
 from penstock.errors import ForeignLog, ServerUnavailable
 
 FAILED = "Job aborted due to stage failure: Task 0 in stage 4.0 failed 2 times, most recent failure: Lost task 0.1 in stage 4.0 "
@@ -40,8 +40,8 @@ def test_what_a_record_says_makes_nothing_sparks_fault(message: str) -> None:
 
 
 def test_a_broken_connection_to_the_jvm_is_sparks_fault_and_an_error_of_the_handler_is_not() -> None:
-    assert is_sparks_fault(Py4JNetworkError("Answer from Java side is empty"))
-    assert not is_sparks_fault(ValueError("ServerUnavailable: Job 7 cancelled"))
+    assert is_spark_failure(Py4JNetworkError("Answer from Java side is empty"))
+    assert not is_spark_failure(ValueError("ServerUnavailable: Job 7 cancelled"))
 
 
 IN_A_UDF = """An exception was thrown from the Python worker:

@@ -36,10 +36,10 @@ class OpenTelemetryMetrics:
     def __init__(self, pipeline: Pipeline, meter: Meter | None = None) -> None:
         """Observes a pipeline; ``meter`` is that of the global provider, unless one is given."""
         self._common = {SYSTEM: "penstock", SCHEMA: pipeline.scope.schema}
-        made = get_meter("penstock") if meter is None else meter
+        resolved_meter = get_meter("penstock") if meter is None else meter
 
         def histogram(name: str, description: str, unit: str = "s", bounds: Sequence[float] = SECONDS) -> Histogram:
-            return made.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
+            return resolved_meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
 
         self._process = histogram("messaging.process.duration", "Time of a handler's call.")
         self._round = histogram("penstock.round.duration", "Time of a round.")
@@ -50,14 +50,18 @@ class OpenTelemetryMetrics:
         self._batch = histogram(
             "penstock.handler.batch.records", "Records that a handler is called with.", "{message}", RECORDS
         )
-        self._sent = made.create_counter(
+        self._sent = resolved_meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Records staged, also those rolled back."
         )
-        self._consumed = made.create_counter("messaging.client.consumed.messages", "{message}", "Records delivered.")
-        self._streamed = made.create_counter(
+        self._consumed = resolved_meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Records delivered."
+        )
+        self._streamed = resolved_meter.create_counter(
             "penstock.streamer.records", "{message}", "Records of the streamer, by step."
         )
-        self._wait = made.create_counter("penstock.server_wait.time", "s", "Pauses before a server was asked again.")
+        self._wait = resolved_meter.create_counter(
+            "penstock.server_wait.time", "s", "Pauses before a server was asked again."
+        )
         pipeline.observe(self)
 
     def __call__(self, event: Event) -> None:  # noqa: C901  a case an event

@@ -73,13 +73,13 @@ class Probes:
 
     def dead(self) -> list[str]:
         """A line for each loop that has ended or hangs."""
-        now, found = self._clock(), []
+        now, lines = self._clock(), []
         for thread, loop in list(self._loops.items()):
             if not thread.is_alive():
-                found.append(f"{loop.worker}: its thread has ended")
+                lines.append(f"{loop.worker}: its thread has ended")
             elif now - loop.heard_at > SILENT_S and not (loop.is_handling or _waits_for_reply(thread)):
-                found.append(f"{loop.worker}: no round for {now - loop.heard_at:.0f} s")
-        return found
+                lines.append(f"{loop.worker}: no round for {now - loop.heard_at:.0f} s")
+        return lines
 
     def unready(self) -> list[str]:
         """A line for each loop that waits."""

@@ -124,7 +124,9 @@ class ProcessMetrics(Collector):
         """The metrics that have values."""
         with self._lock:
             now = self._clock()
-            self._values["penstock_last_round_age_seconds"] = {(w,): now - at for w, at in self._rounds.items()}
+            self._values["penstock_last_round_age_seconds"] = {
+                (w,): now - heard_at for w, heard_at in self._rounds.items()
+            }
             if self._recruiter is not None:
                 self._values["penstock_recruit_jobs_total"] = {
                     (job, outcome): getattr(counters, outcome)

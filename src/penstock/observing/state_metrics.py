@@ -137,9 +137,9 @@ class Series:
     def add(self, name: str, value: float | None, *labels: object) -> None:
         """Adds a value; None is none."""
         if value is not None:
-            metric, known = METRICS[f"penstock_{name}"], self.values[f"penstock_{name}"]
+            metric, values = METRICS[f"penstock_{name}"], self.values[f"penstock_{name}"]
             key = tuple(map(str, labels))
-            known[key] = metric.combine(known[key], value) if key in known else value
+            values[key] = metric.combine(values[key], value) if key in values else value
 
     def families(self) -> Iterator[Any]:
         """As prometheus_client wants them; of a metric without values nothing."""
@@ -147,46 +147,46 @@ class Series:
             metric = METRICS[name]
             has_shard = any(len(key) > len(metric.labels) for key in values)
             labels = ["schema", *metric.labels, *(["shard"] if has_shard else [])]
-            made = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
+            family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
                 name.removesuffix("_total") if metric.kind == "counter" else name, metric.help, labels=labels
             )
             for key, value in values.items():
-                made.add_metric([self.schema, *key, *([""] * (len(labels) - 1 - len(key)))], value)
+                family.add_metric([self.schema, *key, *([""] * (len(labels) - 1 - len(key)))], value)
             if values:
-                yield made
+                yield family
 
 
-def measure(found: Status, series: Series) -> None:
+def measure(status: Status, series: Series) -> None:
     """Adds what a status shows."""
-    series.add("epoch", found.epoch)
-    series.add("last_tick_age_seconds", found.tick_s)
-    oldest = found.oldest_transaction
+    series.add("epoch", status.epoch)
+    series.add("last_tick_age_seconds", status.tick_s)
+    oldest = status.oldest_transaction
     series.add("oldest_transaction_age_seconds", 0.0 if oldest is None else oldest.age_s)
-    series.add("isolated_records", found.faults.isolated.count)
-    stopped = {each.shard for each in found.faults.stopped}
-    names = {name: name for name in _known_channels(found)[:MAX_NAMES]}
-    for channel in found.channels:
+    series.add("isolated_records", status.faults.isolated.count)
+    stopped = {fault.shard for fault in status.faults.stopped}
+    names = {name: name for name in _known_channels(status)[:MAX_NAMES]}
+    for channel in status.channels:
         name = names.get(channel.channel, OTHER)
         _add_channel(series, name, channel)
         _flag(series, "shard_stopped", (name,), {s.shard for s in stopped if s.channel == channel.channel})
-    for shard, count, _ in found.unread:
+    for shard, count, _ in status.unread:
         series.add("unread_records", count, names.get(shard.channel, OTHER))
-    for number, consumer in enumerate(found.consumers):
+    for number, consumer in enumerate(status.consumers):
         labels = (consumer.consumer, consumer.channel) if number < MAX_NAMES else (OTHER, OTHER)
-        _add_consumer(series, found, consumer, labels)
-    for number, run in enumerate(found.reconciliations):
+        _add_consumer(series, status, consumer, labels)
+    for number, run in enumerate(status.reconciliations):
         labels = (run.name, run.consumer) if number < MAX_NAMES else (OTHER, OTHER)
         series.add("reconciliation_last_run_timestamp_seconds", run.begun_at.timestamp(), *labels)
         series.add("reconciliation_last_outcome", 1, *labels, run.outcome)
         series.add("reconciliation_differences", run.differences, *labels)
         series.add("reconciliation_repaired_rows", run.repaired, *labels)
-    for number, schedule in enumerate(found.schedules):
+    for number, schedule in enumerate(status.schedules):
         series.add("schedule_late_seconds", schedule.late_s, _name(number, schedule.name))
 
 
-def _known_channels(found: Status) -> list[str]:
+def _known_channels(status: Status) -> list[str]:
     """The channels that are registered or declared: a producer can make up any number of other names."""
-    return [channel.channel for channel in found.channels if channel.kind != "unknown"]
+    return [channel.channel for channel in status.channels if channel.kind != "unknown"]
 
 
 def _name(number: int, name: str) -> str:
@@ -247,18 +247,18 @@ def _add_queue(series: Series, name: str, shard: ShardStatus) -> None:
         series.add(f"queue_{total}_messages_total", count, name)
 
 
-def _add_consumer(series: Series, found: Status, consumer: ConsumerStatus, labels: tuple[str, str]) -> None:
+def _add_consumer(series: Series, status: Status, consumer: ConsumerStatus, labels: tuple[str, str]) -> None:
     is_split = series.by_shard and len(consumer.shards) <= MAX_SHARDS
     for shard in consumer.shards:
-        each = (*labels, str(shard.shard)) if is_split else labels
-        series.add("consumer_applied_records_total", shard.applied, *each)
-        series.add("consumer_skipped_records_total", shard.skipped, *each)
-        series.add("consumer_checkpoint_offset", shard.checkpoint, *each)
-        series.add("consumer_lag_records", shard.lag, *each)
-        series.add("consumer_lag_seconds", shard.lag_s, *each)
-        series.add("consumer_evicted_records", shard.evicted, *each)
-        series.add("consumer_dead_letters", shard.dead_letters, *each)
-    pause = found.find_pause(consumer)
+        shard_labels = (*labels, str(shard.shard)) if is_split else labels
+        series.add("consumer_applied_records_total", shard.applied, *shard_labels)
+        series.add("consumer_skipped_records_total", shard.skipped, *shard_labels)
+        series.add("consumer_checkpoint_offset", shard.checkpoint, *shard_labels)
+        series.add("consumer_lag_records", shard.lag, *shard_labels)
+        series.add("consumer_lag_seconds", shard.lag_s, *shard_labels)
+        series.add("consumer_evicted_records", shard.evicted, *shard_labels)
+        series.add("consumer_dead_letters", shard.dead_letters, *shard_labels)
+    pause = status.find_pause(consumer)
     series.add("consumer_paused", 0 if pause is None else 1, *labels)
     _flag(series, "consumer_halted", labels, {shard.shard for shard in consumer.shards if shard.halted is not None})
     _flag(series, "consumer_waiting", labels, {shard.shard for shard in consumer.shards if shard.waiting is not None})
@@ -336,23 +336,23 @@ class StateCollector(Collector):
             return self._sampled if is_done or is_recent else None
 
     def _read(self) -> None:
-        began, found, is_redis_up = monotonic(), None, False
+        started, status, is_redis_up = monotonic(), None, False
         try:
             is_redis_up = self._reader.is_redis_up()
-            found = self._reader.read()
-            self._warn_of_others(found)
+            status = self._reader.read()
+            self._warn_of_others(status)
         except Exception as error:  # noqa: BLE001  what a scrape sees is that a server is down; the next one tries again
             log.warning("no metrics", reason=describe(error))
         finally:
             with self._changed:
                 self.readings += 1
-                is_redis_up = is_redis_up and (found is None or found.redis is None)
-                self._sampled = _Sampled(found, is_redis_up, monotonic() - began, datetime.now(UTC))
+                is_redis_up = is_redis_up and (status is None or status.redis is None)
+                self._sampled = _Sampled(status, is_redis_up, monotonic() - started, datetime.now(UTC))
                 self._sampled_at, self._is_reading = self._clock(), False
                 self._changed.notify_all()
 
-    def _warn_of_others(self, found: Status) -> None:
-        most = max(len(_known_channels(found)), len(found.consumers))
+    def _warn_of_others(self, status: Status) -> None:
+        most = max(len(_known_channels(status)), len(status.consumers))
         if most > MAX_NAMES and not self._has_warned:
             self._has_warned = True
             log.warning("names without series of their own", count=most - MAX_NAMES)

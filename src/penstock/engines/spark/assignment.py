@@ -50,7 +50,7 @@ class Task:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """The task from JSON of its fields."""
-        return cls(tuple(Part(each["consumer"], tuple(each["pieces"]), each["share"]) for each in values["parts"]))
+        return cls(tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in values["parts"]))
 
 
 def find_pieces(channel: Channel) -> Pieces:
@@ -76,16 +76,16 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
     and the streamer keeps one of its own as long as there are two: everybody's records wait for it.
     """
     spare = min(slots - count_pieces(consumers), slots // 4)
-    wanted = max(1, spare, slots // SLOTS_PER_STREAMER)
-    count = min(wanted, max(1, slots - len(consumers)), streamers)
+    desired = max(1, spare, slots // SLOTS_PER_STREAMER)
+    count = min(desired, max(1, slots - len(consumers)), streamers)
     first = [Part(None, share=f"{number + 1}/{count}" if count > 1 else "") for number in range(count)]
-    whole = [Part(name, tuple(pieces)) for name, pieces in consumers.items()]
-    if len(first) + len(whole) <= slots:
+    unsplit = [Part(name, tuple(pieces)) for name, pieces in consumers.items()]
+    if len(first) + len(unsplit) <= slots:
         split = _split(consumers, slots - len(first))
         return [Task((part,)) for part in [*first, *split]]
     if slots == 1 or not first:
-        return _pack([*first, *whole], slots)
-    return [Task(tuple(first)), *_pack(whole, slots - 1)]
+        return _pack([*first, *unsplit], slots)
+    return [Task(tuple(first)), *_pack(unsplit, slots - 1)]
 
 
 def most_streamers(shards: int, redis_url: str) -> int:
@@ -96,11 +96,11 @@ def most_streamers(shards: int, redis_url: str) -> int:
 
 def _split(consumers: Mapping[str, Pieces], slots: int) -> list[Part]:
     """One part for each slot, as far as there are pieces: consumers get their further parts one after the other."""
-    groups, left = dict.fromkeys(consumers, 1), slots - len(consumers)
-    while left and (growing := [name for name in groups if groups[name] < len(consumers[name])]):
-        for name in growing[:left]:
+    groups, free = dict.fromkeys(consumers, 1), slots - len(consumers)
+    while free and (growing := [name for name in groups if groups[name] < len(consumers[name])]):
+        for name in growing[:free]:
             groups[name] += 1
-        left -= min(left, len(growing))
+        free -= min(free, len(growing))
     return [
         Part(name, tuple(pieces[group :: groups[name]]))
         for name, pieces in consumers.items()

@@ -189,8 +189,8 @@ class ControlServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):  # the task's process is gone: Spark restarts it
             try:
-                shown, _, epoch = _read_first_line(connection).partition(b" ")
-                if not compare_digest(shown, self.address.token.encode()):
+                token, _, epoch = _read_first_line(connection).partition(b" ")
+                if not compare_digest(token, self.address.token.encode()):
                     return
             finally:
                 self._strangers.pop(connection, None)
@@ -224,9 +224,9 @@ def _read_first_line(connection: socket.socket) -> bytes:
     """The first line of a connection, at most its beginning.  Byte by byte: what follows is another's to read."""
     deadline, line = monotonic() + TOKEN_TIMEOUT_S, b""
     while len(line) < FIRST_LINE_BYTES:
-        if (left := deadline - monotonic()) <= 0:
+        if (remaining := deadline - monotonic()) <= 0:
             raise TimeoutError
-        connection.settimeout(left)
+        connection.settimeout(remaining)
         read = connection.recv(1)
         if read in {b"", b"\n"}:
             break

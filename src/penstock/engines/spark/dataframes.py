@@ -31,7 +31,7 @@ from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.control_channel import Line
 from penstock.engines.spark.epochs import COUNTS, TaskCounts
 from penstock.engines.spark.frame_rows import FrameSpan, RowReader, make_frame, select
-from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_sparks_fault
+from penstock.engines.spark.spark_errors import RecordsLost, in_one_line, is_spark_failure
 from penstock.errors import DamagedEntry, Gap, ServerUnavailable
 from penstock.parallel import Loop, run_together
 from penstock.records import Offset, OffsetRange, Place, Record, Scope, ShardName
@@ -97,9 +97,9 @@ class FramePlaces:
 
     def read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
         """Reads it from the journal: Spark may be what has failed."""
-        after, before = Offset(item.offset - 1), Offset(item.offset + 1)
+        previous, following = Offset(item.offset - 1), Offset(item.offset + 1)
         try:
-            [record] = self._journal.backfill(within(executor), shard, after, before, Limit(1))
+            [record] = self._journal.backfill(within(executor), shard, previous, following, Limit(1))
         except Gap as error:
             raise NotApplied(Broken(), error) from error
         return record
@@ -169,19 +169,19 @@ class FrameFollower:
         if not ahead:
             return {}
         ask = partial(extents, self._client, self._namespace)
-        found: dict[ShardName, Extent] = ask_each(ask, ahead, self._on_unusable)
-        there = {
-            shard: each
-            for shard, each in found.items()
-            if each.first <= positions[shard] + 1 or not self._evicted.note(shard, positions[shard], each.first)
+        logs: dict[ShardName, Extent] = ask_each(ask, ahead, self._on_unusable)
+        readable = {
+            shard: extent
+            for shard, extent in logs.items()
+            if extent.first <= positions[shard] + 1 or not self._evicted.note(shard, positions[shard], extent.first)
         }
-        if found and not there:
+        if logs and not readable:
             return None
-        found = there
-        start: Positions = {s: max(positions[s], each.first - 1) for s, each in found.items()}
-        tails: Positions = {shard: each.tail for shard, each in found.items()}
+        logs = readable
+        start: Positions = {s: max(positions[s], extent.first - 1) for s, extent in logs.items()}
+        tails: Positions = {shard: extent.tail for shard, extent in logs.items()}
         end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
-        return {each.shard: each for each in ranges_between(start, end)}
+        return {span.shard: span for span in ranges_between(start, end)}
 
     def _load(self, due: Mapping[ShardName, OffsetRange], shards: Sequence[ShardName]) -> dict[ShardName, FrameSpan]:
         if not shards:
@@ -237,10 +237,10 @@ class FrameWorker(LogWorker[Place]):
             try:
                 return handler(session, frame)
             except Exception as error:
-                if self._abandoned.is_set() or is_sparks_fault(error):
+                if self._abandoned.is_set() or is_spark_failure(error):
                     raise ServerUnavailable(f"Spark failed under the handler: {type(error).__name__}") from error
-                if (said := in_one_line(error)) is not None:
-                    raise said from error
+                if (reported := in_one_line(error)) is not None:
+                    raise reported from error
                 raise
 
         return guarded
@@ -259,7 +259,7 @@ class SetBasedConsumers:
         """Sets up; ``receive`` gets their counts, at most once a second for each, ``failures`` an error that ends them."""
         self._spark, self._workers, self._failures = spark, workers, failures
         self._is_finishing = False
-        self._loops = {each.consumer.name: _loop(each, receive) for each in workers}
+        self._loops = {worker.consumer.name: _loop(worker, receive) for worker in workers}
         self._thread: threading.Thread | None = None
 
     def start(self, stop: Callable[[], bool]) -> None:

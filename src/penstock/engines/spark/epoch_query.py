@@ -54,16 +54,16 @@ class Schedule:
 
     def wait_for_slots(self, stop: Callable[[], bool]) -> None:
         """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
-        found, since, say_at = 0, monotonic(), monotonic() + 1.0
+        slots, since, say_at = 0, monotonic(), monotonic() + 1.0
         while not stop():
             now = monotonic()
-            if (count := self._slots.count()) != found:
-                found, since = count, now
+            if (count := self._slots.count()) != slots:
+                slots, since = count, now
             settled_s = SETTLED_S if self._slots.may_grow else 0.0
-            if found >= self._most + self._reserved or (found and now - since >= settled_s):
+            if slots >= self._most + self._reserved or (slots and now - since >= settled_s):
                 return
             if now >= say_at:
-                log.info("waiting for executors", slots=found, task_count=self._most)
+                log.info("waiting for executors", slots=slots, task_count=self._most)
                 say_at = now + SAY_EVERY_S
             sleep(0.1)
 
@@ -218,9 +218,9 @@ class EpochQuery:
 
     def _run(self, rows: DataFrame, number: int) -> None:
         """Runs an epoch: returns when its tasks have ended."""
-        what = f"epoch {number}: {self._schedule.describe()}"
+        description = f"epoch {number}: {self._schedule.describe()}"
         try:
-            with named_jobs(rows.sparkSession, EPOCHS, what):
+            with named_jobs(rows.sparkSession, EPOCHS, description):
                 rows.write.format("noop").mode("append").save()
         except Exception as error:  # noqa: BLE001  raised again, in one line
             if isinstance(error, Py4JJavaError):

@@ -102,7 +102,7 @@ class EpochsReader(DataSourceStreamReader):
 
         assert isinstance(partition, EpochPartition)
         configure_task()
-        task, began = partition.task, monotonic()
+        task, started = partition.task, monotonic()
         gc.freeze()  # Spark collects garbage after every task, over everything that was imported
         counts, unreachable = dict.fromkeys(COUNTS, 0), None
         try:
@@ -110,7 +110,7 @@ class EpochsReader(DataSourceStreamReader):
         except DriverUnreachable as error:
             unreachable = str(error)
             sleep(UNREACHABLE_PAUSE_S)
-        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - began, unreachable)
+        yield (str(task), *(counts[name] for name in COUNTS), monotonic() - started, unreachable)
 
     def _run_epoch(self, task: Task, epoch: str, counts: dict[str, int]) -> None:
         deadline = monotonic() + float(self._options["seconds"])
@@ -221,7 +221,7 @@ class TaskCounts:
             self._send()
 
     def _send(self) -> None:
-        more = {"events": self._events} if self._events else {}
-        self._send_line({"task": self._task, **+self._new, **more})
+        events = {"events": self._events} if self._events else {}
+        self._send_line({"task": self._task, **+self._new, **events})
         self._new, self._events = Counter(), []
         self._send_at = monotonic() + REPORT_EVERY_S

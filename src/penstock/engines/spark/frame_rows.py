@@ -37,9 +37,9 @@ class LoadedRows:
                 frame = read_in_tasks(self._spark, BatchReader(self._store).read, tasks, SPARK_SCHEMA)
                 frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
                 # The checkpoint will move past every one of them.
-                found, expected = frame.count(), sum(map(len, self._ranges))
-                if found != expected:
-                    raise ServerUnavailable(f"reading {self}: {found} of {expected} records")
+                count, expected = frame.count(), sum(map(len, self._ranges))
+                if count != expected:
+                    raise ServerUnavailable(f"reading {self}: {count} of {expected} records")
                 self._frame = frame
         return self._frame
 
@@ -50,7 +50,7 @@ class LoadedRows:
             frame.unpersist()
 
     def __str__(self) -> str:
-        return ", ".join(f"{each.shard} {each.first}-{each.last}" for each in self._ranges)
+        return ", ".join(f"{span.shard} {span.first}-{span.last}" for span in self._ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class FrameSpan(Sequence[Place]):
     def condition(self) -> Column:
         """True for its rows."""
         offsets = F.col("offset").between(self.offsets[0], self.offsets[-1])
-        found = (F.col("shard") == int(self.shard.shard)) & offsets
-        return found & ~F.col("key").isin(*self.without) if self.without else found
+        rows = (F.col("shard") == int(self.shard.shard)) & offsets
+        return rows & ~F.col("key").isin(*self.without) if self.without else rows
 
 
 def select(spans: Sequence[FrameSpan]) -> DataFrame:
@@ -92,7 +92,9 @@ def select(spans: Sequence[FrameSpan]) -> DataFrame:
     together: dict[LoadedRows, list[Column]] = {}
     for span in spans:
         together.setdefault(span.rows, []).append(span.condition)
-    return reduce(DataFrame.union, (rows.load().where(reduce(Column.__or__, some)) for rows, some in together.items()))
+    return reduce(
+        DataFrame.union, (rows.load().where(reduce(Column.__or__, conditions)) for rows, conditions in together.items())
+    )
 
 
 class RowReader:
@@ -116,8 +118,8 @@ class RowReader:
 
     def from_log(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
         """The records of ranges that the log has, read together."""
-        for each in ranges:
-            self._release_journaled(each.shard)
+        for span in ranges:
+            self._release_journaled(span.shard)
         rows = LoadedRows(self._spark, LogStore(self._options), ranges)
         self._held.append(rows)
         return _spans(rows, ranges)
@@ -147,7 +149,7 @@ class RowReader:
 
 
 def _spans(rows: LoadedRows, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
-    return {each.shard: FrameSpan(rows, each.shard, range(each.first, each.last + 1)) for each in ranges}
+    return {span.shard: FrameSpan(rows, span.shard, range(span.first, span.last + 1)) for span in ranges}
 
 
 def make_frame(spark: SparkSession, record: Record) -> DataFrame:

@@ -39,7 +39,7 @@ class JobFailed(Exception):
     """A job of Spark failed in a handler; the text is Spark's, without the stack of Java."""
 
 
-def is_sparks_fault(error: BaseException) -> bool:
+def is_spark_failure(error: BaseException) -> bool:
     """True if Spark or a server failed under a handler, so that the same records may pass later."""
     if not is_jvm_alive():
         return True
@@ -64,8 +64,8 @@ def in_one_line(error: BaseException) -> Exception | None:
     match error:
         case Py4JJavaError():
             return JobFailed(java_message(error))
-        case PythonException() if said := raised_in_python(str(error)):
-            return PythonException(said)
+        case PythonException() if text := raised_in_python(str(error)):
+            return PythonException(text)
         case _:
             return None
 
@@ -85,10 +85,10 @@ def name_reason(text: str) -> str:
 
     Of an error that is not Penstock's only the class, since its text may quote a value.
     """
-    said = raised_in_python(text)
-    if said is None:
+    reason = raised_in_python(text)
+    if reason is None:
         return next(iter(text.splitlines()), "")
-    return said if said.startswith("penstock.errors.") else said.partition(":")[0]
+    return reason if reason.startswith("penstock.errors.") else reason.partition(":")[0]
 
 
 def raised_in_python(text: str) -> str | None:
@@ -101,20 +101,20 @@ def raised_in_python(text: str) -> str | None:
 
 
 @contextmanager
-def reading_errors(what: str) -> Iterator[None]:
+def reading_errors(subject: str) -> Iterator[None]:
     """Translates errors of the tasks that read records."""
     try:
         yield
     except PenstockError:
         raise
     except Exception as error:
-        found = _OF_PENSTOCK.search(str(error))
-        if found is None:
+        match = _OF_PENSTOCK.search(str(error))
+        if match is None:
             # Not Spark's text, which may quote what it has read.
-            raise ServerUnavailable(f"reading {what} on Spark: {type(error).__name__}") from error
-        kind, said = getattr(errors, found[1]), found[2].strip()
+            raise ServerUnavailable(f"reading {subject} on Spark: {type(error).__name__}") from error
+        kind, message = getattr(errors, match[1]), match[2].strip()
         if issubclass(kind, (ForeignLog, CodecMissing)):
-            raise kind(said) from error
+            raise kind(message) from error
         if kind is Gap:
-            raise ServerUnavailable(said) from RecordsLost(str(error))
-        raise ServerUnavailable(f"reading {what} on Spark: {said}") from error
+            raise ServerUnavailable(message) from RecordsLost(str(error))
+        raise ServerUnavailable(f"reading {subject} on Spark: {message}") from error

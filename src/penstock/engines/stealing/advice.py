@@ -211,7 +211,7 @@ class Advisor:
         seconds = last.measured_at - first.measured_at
         loads = {"stream": Load((last.staged - first.staged) / seconds, last.unsequenced + last.unpublished)}
         for name, lag in last.consumers.items():
-            before = first.consumers.get(name, lag)
-            loads[f"consume.{name}"] = Load((lag.ever - before.ever) / seconds, lag.records)
-        named = {f"{self._prefix}{name}": load for name, load in loads.items()}
-        return {name: load for name, load in named.items() if name in self._bounds}
+            earlier = first.consumers.get(name, lag)
+            loads[f"consume.{name}"] = Load((lag.ever - earlier.ever) / seconds, lag.records)
+        prefixed = {f"{self._prefix}{name}": load for name, load in loads.items()}
+        return {name: load for name, load in prefixed.items() if name in self._bounds}

@@ -121,7 +121,7 @@ _attached: WeakKeyDictionary[Target, WeakSet[Recruiter]] = WeakKeyDictionary()
 
 
 def enlist_on_hit(
-    recruiter: Recruiter, is_hit: Callable[[Any], bool] = lambda found: found is not None
+    recruiter: Recruiter, is_hit: Callable[[Any], bool] = lambda result: result is not None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function that looks something up in a cache: a hit was little work, and enlists.
 
@@ -130,10 +130,10 @@ def enlist_on_hit(
         is_hit: Whether what the function returned, or what its coroutine did, is a hit; by default all but None.
     """
 
-    def note(found: Any) -> Any:
-        if is_hit(found):
+    def note(result: Any) -> Any:
+        if is_hit(result):
             recruiter.enlist()
-        return found
+        return result
 
     def decorate(look_up: Callable[P, R]) -> Callable[P, R]:
         @wraps(look_up)
@@ -161,11 +161,11 @@ def make_slice(work: Callable[[], object]) -> Callable[[], Outcome]:
 
     def slice_() -> Outcome:
         try:
-            done = work()
+            result = work()
         except ServerUnavailable:
             return Outcome.GAVE_UP
-        if getattr(done, "gave_up", False):
+        if getattr(result, "gave_up", False):
             return Outcome.GAVE_UP
-        return Outcome.FINISHED if done else Outcome.NOTHING_TO_DO
+        return Outcome.FINISHED if result else Outcome.NOTHING_TO_DO
 
     return slice_

@@ -32,7 +32,7 @@ class Run:
     assignment: Assignment
     ends_at: float  # by ``time.monotonic``
     when_idle: Callable[[Callable[[], object]], None]  # collects calls for its thread when that is idle
-    began: float = field(default_factory=monotonic)
+    started: float = field(default_factory=monotonic)
     _unsettled: Lock = field(default_factory=Lock)
 
     def settle(self) -> bool:
@@ -42,7 +42,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Since the job was called."""
-        return monotonic() - self.began
+        return monotonic() - self.started
 
 
 current_run: ContextVar[Run] = ContextVar("penstock.engines.stealing.run")
@@ -53,8 +53,8 @@ def time_left_s() -> float:
 
     A job looks at it between its steps.  Outside of a job, the time is unlimited: ``math.inf``.
     """
-    given = current_run.get(None)
-    return inf if given is None else max(given.ends_at - monotonic(), 0.0)
+    run = current_run.get(None)
+    return inf if run is None else max(run.ends_at - monotonic(), 0.0)
 
 
 def when_idle(close: Callable[[], object]) -> None:
@@ -63,9 +63,9 @@ def when_idle(close: Callable[[], object]) -> None:
     For what a job keeps open for the next one, such as a connection.  The same function given twice is called once.
     Outside of a job, nothing calls it.
     """
-    given = current_run.get(None)
-    if given is not None:
-        given.when_idle(close)
+    run = current_run.get(None)
+    if run is not None:
+        run.when_idle(close)
 
 
 log = logging.getLogger("penstock.engines.stealing")
@@ -88,10 +88,10 @@ class JobFailureLog:
         # The frames, outermost first: the last two parts of each path, line and function; no values.
         walked = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
         codes = [(Path(frame.f_code.co_filename).parts[-2:], line, frame.f_code.co_name) for frame, line in walked]
-        where = [f"{'/'.join(parts)}:{line} in {name}" for parts, line, name in codes]
+        frames = [f"{'/'.join(parts)}:{line} in {name}" for parts, line, name in codes]
         kind = type(error).__name__
-        if self._is_due((name, kind, *where[-1:])):
-            log.warning("job %s failed: %s at %s", name, kind, " < ".join(reversed(where)))
+        if self._is_due((name, kind, *frames[-1:])):
+            log.warning("job %s failed: %s at %s", name, kind, " < ".join(reversed(frames)))
 
     def _is_due(self, signature: tuple[str, ...]) -> bool:
         now = monotonic()
@@ -294,7 +294,7 @@ class ThreadSupervisor:
         if run.settle():
             run.assignment.counters.settle(Outcome.FAILED, run.seconds)
             _log_aside("job %s has not returned after %.0f s", run.assignment.name, run.seconds)
-        hung = [*(each for each in self._hung if each.is_alive()), thread]
+        hung = [*(other for other in self._hung if other.is_alive()), thread]
         if len(hung) > MAX_HUNG:
             if not self._is_stuck:
                 _log_aside("%d threads hang in their jobs: no job is done until one returns", len(hung))

@@ -95,7 +95,7 @@ class Recruiter:
 
     def rates(self) -> Mapping[str, float]:
         """The rate of each job, in the order of installation."""
-        return {each.name: each.rate for each in self._sampler.assignments}
+        return {assignment.name: assignment.rate for assignment in self._sampler.assignments}
 
     def enlist(self) -> bool:
         """Draws a job, or none, and hands it to the recruiter's thread; never waits and never raises.
@@ -115,7 +115,7 @@ class Recruiter:
 
     def counters(self) -> Mapping[str, JobCounters]:
         """The counters of each job in this process, in the order of installation."""
-        return {each.name: self._counters(each) for each in self._sampler.assignments}
+        return {assignment.name: self._counters(assignment) for assignment in self._sampler.assignments}
 
     def close(self) -> None:
         """Ends the thread: a running job has no time left, and is waited for, 1 s at most.  The process does it at its end."""
@@ -136,8 +136,8 @@ class Recruiter:
 
     def _exchange(self, name: str, others: Sequence[Assignment]) -> None:
         out = self._sampler.find(name)
-        kept = ([each] if each is not out else others for each in self._sampler.assignments)
-        self._sampler = Sampler([each for some in kept for each in some])
+        groups = ([assignment] if assignment is not out else others for assignment in self._sampler.assignments)
+        self._sampler = Sampler([assignment for group in groups for assignment in group])
 
     def _counters(self, assignment: Assignment) -> JobCounters:
         return assignment.counters.read(self._calls.read() - assignment.installed_at)
@@ -153,10 +153,10 @@ class Recruiter:
 
 def _refer_weakly(report: Callable[[Assignment], None]) -> Callable[[Assignment], None]:
     """The same, without keeping the recruiter: its thread does not end before it."""
-    found = WeakMethod(report)
+    reference = WeakMethod(report)
 
     def call(assignment: Assignment) -> None:
-        if (method := found()) is not None:
+        if (method := reference()) is not None:
             method(assignment)
 
     return call
@@ -167,8 +167,8 @@ _recruiters: WeakSet[Recruiter] = WeakSet()
 
 def _begin_in_child() -> None:
     """After a fork: the child has no thread of its parent, and counts from 0."""
-    for each in list(_recruiters):
-        each._begin([Assignment(e.name, e.job, e.rate, 0) for e in each._sampler.assignments])  # noqa: SLF001
+    for recruiter in list(_recruiters):
+        recruiter._begin([Assignment(e.name, e.job, e.rate, 0) for e in recruiter._sampler.assignments])  # noqa: SLF001
 
 
 def _close_all() -> None:

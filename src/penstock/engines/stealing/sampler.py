@@ -109,22 +109,22 @@ class Sampler:
     def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
         """Checks the jobs.  Raises ``InvalidChore``."""
         for number, assignment in enumerate(assignments):
-            _check(assignment, [before.name for before in assignments[:number]])
+            _check(assignment, [earlier.name for earlier in assignments[:number]])
         _check_sum(assignments)
         self.assignments = tuple(assignments)
-        self._thresholds = list(accumulate(each.rate for each in assignments))
+        self._thresholds = list(accumulate(assignment.rate for assignment in assignments))
 
     def draw(self, number: float) -> Assignment | None:
         """The job whose part of the range from 0 to below 1 a number falls into, if any."""
-        at = bisect_right(self._thresholds, number)
-        return self.assignments[at] if at < len(self.assignments) else None
+        index = bisect_right(self._thresholds, number)
+        return self.assignments[index] if index < len(self.assignments) else None
 
     def find(self, name: str) -> Assignment:
         """The job of this name.  Raises ``Unknown``."""
-        for each in self.assignments:
-            if each.name == name:
-                return each
-        names = ", ".join(each.name for each in self.assignments) or "nothing"
+        for assignment in self.assignments:
+            if assignment.name == name:
+                return assignment
+        names = ", ".join(assignment.name for assignment in self.assignments) or "nothing"
         raise Unknown(f"no job {name!r} is installed; installed: {names}")
 
 
@@ -142,7 +142,7 @@ def _check(assignment: Assignment, others: Sequence[str]) -> None:
 
 
 def _check_sum(assignments: Sequence[Assignment]) -> None:
-    total = fsum(each.rate for each in assignments)
+    total = fsum(assignment.rate for assignment in assignments)
     if total > 1 + TOLERANCE:
-        rates = ", ".join(f"{each.name} {each.rate:g}" for each in assignments)
+        rates = ", ".join(f"{assignment.name} {assignment.rate:g}" for assignment in assignments)
         raise InvalidChore("rate", f"of all jobs together is {total:g}, above 1 ({rates}); lower one of them")

@@ -33,18 +33,18 @@ from penstock.pipeline import Pipeline
 from penstock.streaming import Streamer
 
 
-def summarise(found: Status) -> Gauges:
+def summarise(status: Status) -> Gauges:
     """The pipeline's lag, in a few numbers."""
-    shards = [shard for channel in found.channels for shard in channel.shards]
+    shards = [shard for channel in status.channels for shard in channel.shards]
     behind = (shard.sequenced - shard.published for shard in shards if shard.published is not None)
-    channels = {channel.channel: channel for channel in found.channels}
+    channels = {channel.channel: channel for channel in status.channels}
     return Gauges(
         unsequenced=sum(shard.staged for shard in shards),
         oldest_s=max((shard.staged_s for shard in shards if shard.staged), default=0.0),
         unpublished=sum(max(0, records) for records in behind),
         sequenced=sum(shard.sequenced for shard in shards),
-        ticked_s=found.tick_s,
-        consumers={each.consumer: _lag(each, channels.get(each.channel)) for each in found.consumers},
+        ticked_s=status.tick_s,
+        consumers={consumer.consumer: _lag(consumer, channels.get(consumer.channel)) for consumer in status.consumers},
         queued={name: _queued(channel) for name, channel in channels.items() if get_traits(channel.kind).has_jobs},
     )
 
@@ -60,8 +60,8 @@ def _lag(consumer: ConsumerStatus, channel: ChannelStatus | None) -> ConsumerLag
 
 
 def _queued(channel: ChannelStatus) -> int:
-    held = [shard.queue for shard in channel.shards if shard.queue is not None]
-    in_redis = sum(queue.waiting + queue.leased + queue.delayed for queue in held)
+    queues = [shard.queue for shard in channel.shards if shard.queue is not None]
+    in_redis = sum(queue.waiting + queue.leased + queue.delayed for queue in queues)
     return in_redis + sum(shard.in_postgres for shard in channel.shards)
 
 
@@ -135,9 +135,9 @@ class Tools:
         """Closes all connections; what is under way is rolled back, and begun again by the next slice."""
         opened: list[Streamer | Worker] = [*self._workers.values()]
         opened += [self._streamer] if self._streamer else []
-        for each in opened:
+        for part in opened:
             try:
-                each.close()
+                part.close()
             except Exception as error:  # noqa: BLE001  what it was to end has ended
                 log.debug("closing failed", error=type(error).__name__)
 
