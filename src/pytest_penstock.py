@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def penstock_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the run's Postgres: your own, or an embedded one; tests use databases of their own on it."""
-    if given := _given(request.config, DATABASE_URL):
-        yield given
+    if own_url := _given(request.config, DATABASE_URL):
+        yield own_url
         return
     with _extra():
         from penstock.testing.databases import embedded_postgres  # noqa: PLC0415  not at start
@@ -48,14 +48,14 @@ def penstock_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 @pytest.fixture(scope="session")
 def penstock_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the run's Redis: your own, or an embedded Valkey."""
-    if given := _given(request.config, REDIS_URL):
+    if own_url := _given(request.config, REDIS_URL):
         if hasattr(request.config, "workerinput"):
             pytest.fail(
                 f"pytest-xdist: the tests of several processes would delete each other's keys in one Redis. "
                 f"Remove {_variable(REDIS_URL)} and {REDIS_URL}: each process then starts a Valkey of its own",
                 pytrace=False,
             )
-        yield given
+        yield own_url
         return
     with _extra():
         from penstock.testing.databases import embedded_redis  # noqa: PLC0415  not at start
@@ -166,13 +166,13 @@ def _variable(option: str) -> str:
 
 def _given(config: pytest.Config, option: str) -> str | None:
     """A URL from the environment or from pytest's configuration."""
-    given = os.environ.get(_variable(option))
-    if given is not None and not given.strip():
+    url = os.environ.get(_variable(option))
+    if url is not None and not url.strip():
         pytest.fail(
             f"{_variable(option)} is empty, as an unset secret is: give a URL, or remove it to use an embedded server",
             pytrace=False,
         )
-    return given or config.getini(option) or None
+    return url or config.getini(option) or None
 
 
 @contextmanager

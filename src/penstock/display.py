@@ -40,7 +40,7 @@ def escape(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else _as_json(each) for each in text)
+    return "".join(character if character.isprintable() else _as_json(character) for character in text)
 
 
 def _as_json(text: str) -> str:
@@ -76,7 +76,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 def _to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

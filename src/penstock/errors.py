@@ -422,11 +422,11 @@ def from_wire(kind: str, message: str) -> PenstockError:
 
     Its other attributes stay behind.  One of an application's own classes becomes a ``PenstockError``.
     """
-    found = globals().get(kind)
-    if not (isinstance(found, type) and issubclass(found, PenstockError)):
+    cls = globals().get(kind)
+    if not (isinstance(cls, type) and issubclass(cls, PenstockError)):
         return PenstockError(message)
-    if not issubclass(found, _NamesField):
-        return found(message)
-    field, _, said = message.partition(found.separator)
-    named: PenstockError = found(field, said)
-    return named
+    if not issubclass(cls, _NamesField):
+        return cls(message)
+    field, _, text = message.partition(cls.separator)
+    error: PenstockError = cls(field, text)
+    return error

@@ -304,4 +304,4 @@ class Observers:
         try:
             yield
         finally:
-            self._observers = tuple(each for each in self._observers if each != observer)
+            self._observers = tuple(other for other in self._observers if other != observer)

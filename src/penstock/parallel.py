@@ -87,8 +87,8 @@ class Backoff:
 def pause(seconds: float, stop: Callable[[], bool]) -> bool:
     """Waits, or until ``stop()`` is true; returns whether it is."""
     end = monotonic() + seconds
-    while not stop() and (left := end - monotonic()) > 0:
-        sleep(min(left, STEP_S))
+    while not stop() and (remaining := end - monotonic()) > 0:
+        sleep(min(remaining, STEP_S))
     return stop()
 
 
@@ -106,7 +106,9 @@ def abandon() -> None:
         with suppress(Exception):  # the process ends
             function()
 
-    threads = [threading.Thread(target=call, args=(each,), daemon=True) for each in [*before_abandoned.values()]]
+    threads = [
+        threading.Thread(target=call, args=(function,), daemon=True) for function in [*before_abandoned.values()]
+    ]
     for thread in threads:
         thread.start()
     end = monotonic() + ABANDON_S

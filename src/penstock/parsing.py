@@ -109,8 +109,8 @@ def check_nesting(text: str, value: Any) -> None:
     for _ in range(MAX_NESTING + 1):
         level = [
             inner
-            for each in level
-            for inner in (each.values() if type(each) is dict else each)
+            for container in level
+            for inner in (container.values() if type(container) is dict else container)
             if type(inner) in {list, dict}
         ]
         if not level:
@@ -122,7 +122,7 @@ def _too_deep() -> UnreadableJson:
     return UnreadableJson(f"it is nested too deep: {MAX_NESTING} levels are read")
 
 
-def make_model_decoder(model: Any, whose: str) -> Decode:
+def make_model_decoder(model: Any, subject: str) -> Decode:
     """The decoder of a model: Pydantic's of its own, of dataclasses and of TypedDicts, msgspec's of Structs.
 
     Raises ``DeclarationError`` if the model cannot be used, and ``ImportError`` without Pydantic.
@@ -133,7 +133,7 @@ def make_model_decoder(model: Any, whose: str) -> Decode:
         raise
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise DeclarationError(f"{whose}: payload={model.__name__} cannot be validated: {reason}") from error
+        raise DeclarationError(f"{subject}: payload={model.__name__} cannot be validated: {reason}") from error
 
 
 def _pydantic_decoder(model: Any) -> Decode:
@@ -201,24 +201,24 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: ?(ms|s|m|min|h|d))?")
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, None: 1}
 
 
-def parse_duration(given: Duration) -> float:
+def parse_duration(duration: Duration) -> float:
     """The seconds of a duration, not below zero; a text without a unit is in seconds.  Raises ``ValueError``."""
-    if isinstance(given, timedelta):
-        seconds = given.total_seconds()
-    elif isinstance(given, str):
-        if (found := _DURATION.fullmatch(given)) is None:
+    if isinstance(duration, timedelta):
+        seconds = duration.total_seconds()
+    elif isinstance(duration, str):
+        if (match := _DURATION.fullmatch(duration)) is None:
             raise ValueError("no duration")
-        seconds = float(found[1]) * _UNITS_S[found[2]]
+        seconds = float(match[1]) * _UNITS_S[match[2]]
     else:
-        seconds = float(given)
+        seconds = float(duration)
     if not isfinite(seconds) or seconds < 0:
         raise ValueError("no duration")
     return seconds
 
 
-def find_duration(given: Any) -> float:
+def find_duration(value: Any) -> float:
     """As ``parse_duration``; below zero if it is none, as True is not."""
     try:
-        return -1.0 if isinstance(given, bool) else parse_duration(given)
+        return -1.0 if isinstance(value, bool) else parse_duration(value)
     except (TypeError, ValueError, OverflowError):
         return -1.0

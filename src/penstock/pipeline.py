@@ -297,9 +297,9 @@ class Pipeline:
 
         def declare(handler: Handler) -> Handler:
             handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
-            named: ConsumerOptions = options if "name" in options else {**options, "name": default_name(handler)}
+            spec_options: ConsumerOptions = options if "name" in options else {**options, "name": default_name(handler)}
             spec = ConsumerSpec(
-                channel=reads, handler=handler, each=each, dataframe=dataframe, payload=payload, **named
+                channel=reads, handler=handler, each=each, dataframe=dataframe, payload=payload, **spec_options
             )
             self._add_consumer(spec)
             return handler
@@ -341,8 +341,10 @@ class Pipeline:
 
         def declare(handler: Handler) -> DeclaredWorker[Any, Any, Any]:
             handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
-            named: WorkerDeclaration = options if "name" in options else {**options, "name": default_name(handler)}
-            spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **named)
+            spec_options: WorkerDeclaration = (
+                options if "name" in options else {**options, "name": default_name(handler)}
+            )
+            spec = WorkerSpec(channel=reads, handler=handler, payload=payload, **spec_options)
             self._add_consumer(spec)
             if every is not None:
                 self.every(every, to=reads, name=spec.name)
@@ -455,10 +457,10 @@ class Pipeline:
         def declare(canonical: Canonical) -> Canonical:
             consumer = self._find_consumer(of)
             check_reconciled(consumer.channel, f"reconciliation of {consumer.name}")
-            named = consumer.name if name is None else name
+            spec_name = consumer.name if name is None else name
             keys = (key,) if isinstance(key, str) else tuple(key)
             values = None if columns is None else tuple(columns), dict(tolerance or {})
-            spec = ReconciliationSpec(named, consumer, *table_named(state), keys, *values, canonical)
+            spec = ReconciliationSpec(spec_name, consumer, *table_named(state), keys, *values, canonical)
             if spec.name in self._reconciliations:
                 raise DeclarationError(f"reconciliation {spec.name} is declared twice; give one of them another name")
             self._reconciliations[spec.name] = spec
@@ -466,23 +468,23 @@ class Pipeline:
 
         return declare
 
-    def _find_consumer(self, of: Callable[..., object] | str) -> ConsumerSpec:
+    def _find_consumer(self, handler: Callable[..., object] | str) -> ConsumerSpec:
         """Finds a consumer by its name or its handler."""
-        if isinstance(of, str):
-            return self.get_consumer(of)
-        of = of.handler if isinstance(of, DeclaredWorker) else of
+        if isinstance(handler, str):
+            return self.get_consumer(handler)
+        handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
         for consumer in self._consumers.values():
-            if consumer.handler == of:
+            if consumer.handler == handler:
                 return consumer
         raise DeclarationError(
-            f"{getattr(of, '__name__', of)!r} is not a consumer of this pipeline; it has {_listed(self._consumers)}"
+            f"{getattr(handler, '__name__', handler)!r} is not a consumer of this pipeline; it has {_listed(self._consumers)}"
         )
 
-    def _own(self, channel: Channel, who: str) -> None:
+    def _own(self, channel: Channel, subject: str) -> None:
         """Refuses a channel that the pipeline does not have."""
         if self._channels.get(channel.name) != channel:
             raise DeclarationError(
-                f"{who}: channel {channel.name} does not belong to this pipeline; "
+                f"{subject}: channel {channel.name} does not belong to this pipeline; "
                 "add it with Pipeline(channels=[…]) or pipeline.add_channel(…) first"
             )
 
@@ -545,22 +547,22 @@ def load_pipeline(app: str) -> Pipeline:
     name, separator, attribute = app.partition(":")
     if not (name and separator and attribute):
         raise DeclarationError(f"--app {app}: give module:attribute, such as shop.events:pipeline")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    if (directory := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, directory)
     try:
         module = importlib.import_module(name)
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         raise DeclarationError(
-            f"--app {app}: importing {name} from {here} failed: {type(error).__name__}: {first}"
+            f"--app {app}: importing {name} from {directory} failed: {type(error).__name__}: {first}"
         ) from error
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, Pipeline):
+        target = getattr(target, part, None)
+    if not isinstance(target, Pipeline):
         has = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
         raise DeclarationError(
-            f"--app {app}: {attribute} of {name} is {'missing' if found is None else f'a {type(found).__name__}'}, "
+            f"--app {app}: {attribute} of {name} is {'missing' if target is None else f'a {type(target).__name__}'}, "
             f"not a Pipeline; the module has {', '.join(has) or 'none'}"
         )
-    return found
+    return target

@@ -44,11 +44,11 @@ BEGINNING = Offset(0)
 """The checkpoint of a consumer that has seen nothing; the tail of a shard that holds nothing."""
 
 
-def checked_schema(name: object, of: str = "schema") -> str:
+def checked_schema(name: object, kind: str = "schema") -> str:
     """The name of a schema or a namespace: an unquoted lower-case identifier of at most 63 characters.  Raises ``InvalidName``."""
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise InvalidName(
-            f"{of} {name!r}: a {of} has 1 to 63 characters of a-z, 0-9 and '_', and does not begin with a digit"
+            f"{kind} {name!r}: a {kind} has 1 to 63 characters of a-z, 0-9 and '_', and does not begin with a digit"
         )
     return name
 
@@ -113,8 +113,8 @@ def parse_offset(text: str) -> Offset:
 def _parse_number(text: str) -> int:
     number = find_number(text.encode())
     if number is None:
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        raise InvalidSetting(f"{shown}: numbers of shards and offsets go to {MAX_NUMBER}")
+        excerpt = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise InvalidSetting(f"{excerpt}: numbers of shards and offsets go to {MAX_NUMBER}")
     return number
 
 
@@ -123,21 +123,21 @@ def parse_places(text: str) -> list[Place]:
 
     Raises ``InvalidSetting``.
     """
-    found = [
+    places = [
         Place(ShardName(channel, Shard(_parse_number(shard))), Offset(_parse_number(offset)))
         for channel, shard, offset in _PLACE.findall(text)
     ]
-    if not found or _PLACE.sub("", text).strip(", "):
+    if not places or _PLACE.sub("", text).strip(", "):
         raise InvalidSetting(f"{text!r} is not a place: write it as rides/2 offset 4118")
-    return found
+    return places
 
 
 def parse_place(text: str) -> Place:
     """The only place in a text.  Raises ``InvalidSetting``."""
-    found = parse_places(text)
-    if len(found) > 1:
+    places = parse_places(text)
+    if len(places) > 1:
         raise InvalidSetting(f"{text!r}: give one place")
-    return found[0]
+    return places[0]
 
 
 def is_place(text: str) -> bool:
@@ -165,8 +165,8 @@ def parse_moment(text: str) -> Moment:
     try:
         if text[-1:] in "smnhd":  # with the unit of a duration
             return timedelta(seconds=parse_duration(text))
-        given = datetime.fromisoformat(text)
-        return (given if given.tzinfo else given.replace(tzinfo=UTC)).astimezone(UTC)
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidSetting(
             f"{text!r} is not a time: write it as 2026-11-23T14:05+01:00, without a zone for UTC, or as a number of hours, 2h"
@@ -235,25 +235,25 @@ class RecordColumns:
 
     def column(self, name: str) -> Sequence[Any]:
         """An attribute of each record."""
-        found: Sequence[Any] = getattr(self, _COLUMNS.get(name, name))
-        return found
+        values: Sequence[Any] = getattr(self, _COLUMNS.get(name, name))
+        return values
 
-    def parse(self, at: int) -> Any:
+    def parse(self, index: int) -> Any:
         """The payload of a record; from the second that is asked for, those after it are parsed with it, in half the time."""
         if self.parses_together:
-            self._parse_from(at)
+            self._parse_from(index)
         elif self.parses_together is None:
             self.parses_together = len(self.data) > 1
-        if self.data[at] is _UNREAD:
-            self.data[at] = parse_json(self.data_json[at])
-        return self.data[at]
+        if self.data[index] is _UNREAD:
+            self.data[index] = parse_json(self.data_json[index])
+        return self.data[index]
 
-    def _parse_from(self, at: int) -> None:
+    def _parse_from(self, index: int) -> None:
         """Parses a payload and those after it up to a parsed one; if one of them cannot be, from now on each is left to itself."""
-        unread = [*takewhile(_is_unread, self.data[at : at + MAX_TOGETHER])]
-        there = slice(at, at + len(unread))
+        unread = [*takewhile(_is_unread, self.data[index : index + MAX_TOGETHER])]
+        span = slice(index, index + len(unread))
         try:
-            self.data[there] = parse_several(self.data_json[there])
+            self.data[span] = parse_several(self.data_json[span])
         except ValueError:
             self.parses_together = False
 
@@ -400,8 +400,8 @@ class Record(Generic[Payload]):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # for vars(record)
-        made = {name: getattr(self, name) for name in self.__match_args__}
-        return made if self._columns.data[self._at] is _UNREAD else {**made, "data": self.data}
+        values = {name: getattr(self, name) for name in self.__match_args__}
+        return values if self._columns.data[self._at] is _UNREAD else {**values, "data": self.data}
 
     def __eq__(self, other: builtins.object) -> bool:
         return self._values() == other._values() if isinstance(other, Record) else NotImplemented
@@ -419,10 +419,10 @@ class Record(Generic[Payload]):
         return tuple(getattr(self, name) for name in self.__match_args__)
 
 
-def _view(columns: RecordColumns, at: int) -> Record[Any]:
+def _view(columns: RecordColumns, index: int) -> Record[Any]:
     """The record at a place of its columns, made without the constructor."""
     record: Record[Any] = _new(Record)
-    record._columns, record._at = columns, at  # noqa: SLF001  of its own module
+    record._columns, record._at = columns, index  # noqa: SLF001  of its own module
     return record
 
 

@@ -35,10 +35,10 @@ SETTINGS_PANEL = f"Settings (also {PREFIX}… and pyproject.toml)"
 _EMPTY = "the value is empty, as that of an unset secret; give one, or remove the option or its variable PENSTOCK_…"
 
 
-def _parse_text(given: object) -> str:
-    if not str(given).strip():
+def _parse_text(value: object) -> str:
+    if not str(value).strip():
         raise typer.BadParameter(_EMPTY)
-    return str(given)
+    return str(value)
 
 
 def duration(*, most: float = float("inf"), zero: bool = False) -> Callable[[Any], float]:
@@ -144,7 +144,7 @@ class Settings:
         return _split(self.conf)
 
 
-NAMES = tuple(each.name for each in fields(Settings))
+NAMES = tuple(setting.name for setting in fields(Settings))
 
 
 def _split(pairs: Iterable[str]) -> dict[str, str]:
@@ -154,7 +154,7 @@ def _split(pairs: Iterable[str]) -> dict[str, str]:
 def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
     """The parameters of a function that takes these settings as options."""
     hints = get_type_hints(Settings, include_extras=True)
-    defaults = {each.name: [] if each.default is MISSING else each.default for each in fields(Settings)}
+    defaults = {setting.name: [] if setting.default is MISSING else setting.default for setting in fields(Settings)}
     kind, (_, helps) = inspect.Parameter.KEYWORD_ONLY, read_helps(Settings)
     for name in names:  # the default, not what the environment has in its place: that may be a secret
         hints[name].__metadata__[0].help = helps.get(name)
@@ -170,37 +170,37 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
     file = directory / "pyproject.toml"
     try:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        found: dict[str, Any] = tomllib.loads(text).get("tool", {}).get("penstock", {})
-        given = found | _read_environment()
-        given["sources"] = [f"{name}={url}" for name, url in _read_sources(found).items()]
+        configured: dict[str, Any] = tomllib.loads(text).get("tool", {}).get("penstock", {})
+        values = configured | _read_environment()
+        values["sources"] = [f"{name}={url}" for name, url in _read_sources(configured).items()]
     except (ValueError, OSError, AttributeError, TypeError) as error:  # no TOML or JSON, or another type
         raise InvalidSetting(f"the settings cannot be read: {type(error).__name__} in {file} or in {PREFIX}…") from None
-    options = {each.name: each.annotation.__metadata__[0] for each in make_parameters(NAMES)}
-    for name, value in given.items():
+    options = {parameter.name: parameter.annotation.__metadata__[0] for parameter in make_parameters(NAMES)}
+    for name, value in values.items():
         if name not in options:
             raise InvalidSetting(f"{name}: [tool.penstock] of {file} has no such setting")
         if isinstance(value, str) and not (value.strip() or options[name].metavar):  # an empty text would be false
             raise InvalidSetting(f"{name}: {_EMPTY}")
         if isinstance(value, dict) or isinstance(value, list) != (name in {"conf", "sources"}):
             raise InvalidSetting(f"{name}: a value of another type is wanted, in {file} or in {PREFIX}…")
-    return given
+    return values
 
 
 def _read_environment() -> dict[str, Any]:
     """The settings that are variables; an empty one stays: it is an error if it is used."""
-    given: dict[str, Any] = {name: os.environ.get(PREFIX + name.upper()) for name in NAMES if name != "sources"}
-    if given["conf"] is not None:
-        given["conf"] = json.loads(given["conf"]) if given["conf"].strip() else [""]
-    return {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {name: os.environ.get(PREFIX + name.upper()) for name in NAMES if name != "sources"}
+    if values["conf"] is not None:
+        values["conf"] = json.loads(values["conf"]) if values["conf"].strip() else [""]
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _read_sources(found: dict[str, Any]) -> dict[str, str]:
+def _read_sources(configured: dict[str, Any]) -> dict[str, str]:
     """The sources of the environment and of the file, each from the first that names it."""
-    text, each = os.environ.get(f"{PREFIX}SOURCES", "{}"), f"{PREFIX}SOURCES__"
+    text, prefix = os.environ.get(f"{PREFIX}SOURCES", "{}"), f"{PREFIX}SOURCES__"
     several = json.loads(text) if text.strip() else {"": ""}
     if isinstance(several, dict) and not all(
-        isinstance(url, str) for url in (*several.values(), *dict(found.get("sources", {})).values())
+        isinstance(url, str) for url in (*several.values(), *dict(configured.get("sources", {})).values())
     ):
         raise TypeError
-    single = {name.removeprefix(each).lower(): url for name, url in os.environ.items() if name.startswith(each)}
-    return dict(found.get("sources", {})) | several | single
+    single = {name.removeprefix(prefix).lower(): url for name, url in os.environ.items() if name.startswith(prefix)}
+    return dict(configured.get("sources", {})) | several | single
