@@ -122,7 +122,7 @@ def test_a_slice_ends_at_the_limit_of_bytes_and_reading_on_gets_everything(
         sizes = []
         while 0 < at <= 100:
             whole = reader.read(0, at, 1000, backwards=is_backwards)
-            found = fill(connection, DEFAULT_SCOPE, whole, most_bytes=150)
+            found = fill(connection, DEFAULT_SCOPE, whole, max_bytes=150)
             read += offsets(found)
             sizes.append(found.from_journal)
             assert found.next != at

@@ -154,7 +154,7 @@ def backfill(
     """
     last = Offset(min(before - 1, after + limit.records))
     wanted = OffsetRange(shard, Offset(after + 1), last)
-    found = read_records(executor, scope.schema, wanted, most_bytes=limit.bytes).records
+    found = read_records(executor, scope.schema, wanted, max_bytes=limit.bytes).records
     if not found or found[0].offset != after + 1:
         sql = statements("penstock.consuming", scope.schema)["journal_begins"]
         where = {"channel": shard.channel, "shard": shard.shard, "after": after}

@@ -71,8 +71,8 @@ def offsets_since(
     doing, values = "looking for a time in the journal", {**name_shards(shards), **since}
     rows = fetch(connection, scope, "penstock.journal.offsets_since", doing, values, binary=True)
     return {
-        ShardName(channel, Shard(shard)): Since(Offset(before), removed, at)
-        for channel, shard, before, removed, at in rows
+        ShardName(channel, Shard(shard)): Since(Offset(previous), removed, staged_at)
+        for channel, shard, previous, removed, staged_at in rows
     }
 
 

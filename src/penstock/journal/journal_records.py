@@ -38,25 +38,30 @@ class FoundRecords(NamedTuple):
 
 
 def read_records(
-    executor: Executor, schema: str, wanted: OffsetRange, *, most_bytes: int, backwards: bool = False
+    executor: Executor, schema: str, offsets: OffsetRange, *, max_bytes: int, backwards: bool = False
 ) -> FoundRecords:
     """The records of a range that Postgres has, as far as the limit allows.
 
     The read ends with the record whose payload, as Postgres stores it, reaches ``most_bytes``; ``backwards`` it begins with
     the highest offset.
     """
-    where = {"channel": wanted.shard.channel, "shard": wanted.shard.shard, "first": wanted.first, "last": wanted.last}
-    limits = {"bytes": most_bytes, "direction": -1 if backwards else 1}
-    rows = executor.execute(statements("penstock.journal", schema)["records"], {**where, **limits}).fetchall()
-    found = make_records(wanted.shard, (row[1:] for row in rows))
-    return FoundRecords(found, int(rows[-1][0]) if rows else 0)
+    values = {
+        "channel": offsets.shard.channel,
+        "shard": offsets.shard.shard,
+        "first": offsets.first,
+        "last": offsets.last,
+    }
+    limits = {"bytes": max_bytes, "direction": -1 if backwards else 1}
+    rows = executor.execute(statements("penstock.journal", schema)["records"], {**values, **limits}).fetchall()
+    records = make_records(offsets.shard, (row[1:] for row in rows))
+    return FoundRecords(records, int(rows[-1][0]) if rows else 0)
 
 
 def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
     """The records of rows: offset, id, key, action, object, data, headers, and when each was staged, in microseconds."""
     return [
-        Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *rest)
-        for offset, record_id, *rest in rows
+        Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *fields)
+        for offset, record_id, *fields in rows
     ]
 
 
@@ -85,7 +90,7 @@ class JournalRecords:
         self._server_start_us = 0
         self._compared: dict[ShardName, str] = {}
 
-    def __call__(self, found: LogSlice) -> LogSlice:
+    def __call__(self, log_slice: LogSlice) -> LogSlice:
         """The slice with the records at its evicted offsets, as far as the journal has them.
 
         It ends early once 8 MiB of payloads, as Postgres stores them, came from the journal.
@@ -101,7 +106,7 @@ class JournalRecords:
         with self._lock:
             is_new = self._connection is None
             try:
-                return self._fill(found)
+                return self._fill(log_slice)
             except ServerUnavailable:
                 self._disconnect()
                 if is_new:
@@ -109,7 +114,7 @@ class JournalRecords:
             except BaseException:
                 self._disconnect()
                 raise
-            return self._fill(found)  # the connection was an old one, whose server has gone
+            return self._fill(log_slice)  # the connection was an old one, whose server has gone
 
     def close(self) -> None:
         """Closes the connections; a later call opens them again."""
@@ -125,18 +130,18 @@ class JournalRecords:
     @property
     def _lock(self) -> threading.Lock:
         """Made at first use, of the class that is there then: it is held while a server is waited for, by greenlets, too."""
-        made: threading.Lock = vars(self).setdefault("_made_lock", threading.Lock())
-        return made
+        lock: threading.Lock = vars(self).setdefault("_made_lock", threading.Lock())
+        return lock
 
-    def _fill(self, found: LogSlice) -> LogSlice:
+    def _fill(self, log_slice: LogSlice) -> LogSlice:
         if self._connection is None:
             self._connection = self._connect()
-        if self._compared.get(found.shard) != found.info.epoch:
-            self._compare(self._connection, found)
+        if self._compared.get(log_slice.shard) != log_slice.info.epoch:
+            self._compare(self._connection, log_slice)
         with postgres_errors("reading the journal"), self._connection.transaction():
             started_us = server_start_us(self._connection, self._scope)
             check_same_server(started_us, self._server_start_us)
-            return fill(self._connection, self._scope, found)
+            return fill(self._connection, self._scope, log_slice)
 
     def _connect(self) -> WorkerConnection:
         connection = connect_postgres(self._database_url, application="reader", prepare=self._prepare)
@@ -148,13 +153,13 @@ class JournalRecords:
             raise
         return connection
 
-    def _compare(self, connection: WorkerConnection, found: LogSlice) -> None:
-        if (epoch := find_number(found.info.epoch.encode())) is not None:
+    def _compare(self, connection: WorkerConnection, log_slice: LogSlice) -> None:
+        if (epoch := find_number(log_slice.info.epoch.encode())) is not None:
             check_epoch(connection, self._scope, Epoch(epoch))
         if self._client is None:
             self._client = connect_redis(self._redis_url)
-        check_tails(connection, self._client, self._scope, [found.shard])
-        self._compared[found.shard] = found.info.epoch
+        check_tails(connection, self._client, self._scope, [log_slice.shard])
+        self._compared[log_slice.shard] = log_slice.info.epoch
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -178,9 +183,9 @@ class AsyncJournalRecords:
         """As ``JournalRecords``."""
         self._records = JournalRecords(database_url, redis_url, scope=scope, prepare=prepare)
 
-    async def __call__(self, found: LogSlice) -> LogSlice:
+    async def __call__(self, log_slice: LogSlice) -> LogSlice:
         """As ``JournalRecords``."""
-        return await asyncio.to_thread(self._records, found)
+        return await asyncio.to_thread(self._records, log_slice)
 
     async def aclose(self) -> None:
         """As ``JournalRecords.close``."""
@@ -193,17 +198,17 @@ class AsyncJournalRecords:
         await self.aclose()
 
 
-def fill(executor: Executor, scope: Scope, found: LogSlice, *, most_bytes: int = MAX_BYTES) -> LogSlice:
+def fill(executor: Executor, scope: Scope, log_slice: LogSlice, *, max_bytes: int = MAX_BYTES) -> LogSlice:
     """The slice with what the journal has of its evicted records; it ends early where the limit was reached.
 
     The payloads may have ``most_bytes`` as Postgres stores them; one record may go beyond.
     """
     records: list[Record] = []
-    step = -1 if found.is_backwards else 1
-    for wanted in found.evicted[::step]:
-        fetched = read_records(executor, scope.schema, wanted, most_bytes=most_bytes, backwards=found.is_backwards)
+    step = -1 if log_slice.is_backwards else 1
+    for offsets in log_slice.evicted[::step]:
+        fetched = read_records(executor, scope.schema, offsets, max_bytes=max_bytes, backwards=log_slice.is_backwards)
         records += fetched.records
-        most_bytes -= fetched.stored_bytes
-        if most_bytes <= 0:
-            return found.filled(records, records[-1].offset)
-    return found.filled(records)
+        max_bytes -= fetched.stored_bytes
+        if max_bytes <= 0:
+            return log_slice.filled(records, records[-1].offset)
+    return log_slice.filled(records)

@@ -86,7 +86,7 @@ def examine_lineage(
     # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
     # cause false alarms.
     shards = shards_to_compare(connection, client, scope, declared, on_unusable)
-    found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
+    logs = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
     epochs = ask_each(partial(log_epochs, client, scope), shards, on_unusable)
     newest_written = max(epochs.values(), default=Epoch(0))
     with postgres_errors("comparing epochs"):
@@ -102,7 +102,7 @@ def examine_lineage(
             "See docs: errors#historydiverged; then: penstock reset epoch"
         )
     _compare_epochs(newest_written, newest[0])
-    _compare_tails(connection, client, scope, found, on_unusable)
+    _compare_tails(connection, client, scope, logs, on_unusable)
     if is_another:
         _check_ids(connection, scope)
     epoch, system_identifier, timeline = newest
@@ -156,8 +156,8 @@ def check_tails(
 ) -> None:
     """Checks that the log of each shard ends where its journal ends, or before, and with the same record."""
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
-    found = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
-    _compare_tails(connection, client, scope, found, on_unusable)
+    logs = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
+    _compare_tails(connection, client, scope, logs, on_unusable)
 
 
 def _no_epoch(scope: Scope) -> SchemaMissing:
@@ -178,7 +178,7 @@ def _compare_tails(
     connection: Connection,
     client: RedisClient,
     scope: Scope,
-    found: Mapping[ShardName, Extent],
+    logs: Mapping[ShardName, Extent],
     on_unusable: OnUnusable | None = None,
 ) -> None:
     """Refuses a log that is ahead of the journal, or that has another record at its tail."""
@@ -190,12 +190,12 @@ def _compare_tails(
         unusable.add(shard)
         on_unusable(shard, error)
 
-    filled = [shard for shard, extent in found.items() if extent.entries]
+    filled = [shard for shard, extent in logs.items() if extent.entries]
     newest = last_records(client, scope.namespace, filled, leave_out)
-    journal = journal_bounds(connection, scope, found)
+    journal = journal_bounds(connection, scope, logs)
     journaled = records_at(connection, scope, {s: last.place.offset for s, last in newest.items()})
-    for shard in [shard for shard in found if shard not in unusable]:
-        tail, end, last = found[shard].tail, journal[shard][1], newest.get(shard)
+    for shard in [shard for shard in logs if shard not in unusable]:
+        tail, end, last = logs[shard].tail, journal[shard][1], newest.get(shard)
         with isolated(shard, on_unusable):
             if tail > end:
                 ahead = f"{shard}: the log goes to offset {tail}, the journal only to {end}"
@@ -209,14 +209,14 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
     table = {"table": quote(scope.schema, "staged_records")}
     [(is_behind,)] = fetch(connection, scope, "penstock.journal.ids_behind", "comparing ids", table)
     if is_behind is not False:
-        found = (
+        problem = (
             "the next id of staged_records is one that Postgres has: the database was copied without its sequences, as by logical "
             "replication"
             if is_behind
             else "this is another cluster than before, and this role may not see whether its sequences were copied: GRANT SELECT ON "
             f"SEQUENCE {scope.schema}.staged_records_id_seq TO it, or penstock init --roles, and start it again"
         )
-        raise HistoryDiverged(f"{found}. See docs: errors#historydiverged; then: penstock reset epoch")
+        raise HistoryDiverged(f"{problem}. See docs: errors#historydiverged; then: penstock reset epoch")
 
 
 def _explain_ahead(

@@ -66,22 +66,22 @@ class StateComparison:
         return sum(self.counts.values())
 
 
-def wrong_result(spec: ReconciliationSpec, given: object) -> DeclarationError:
+def wrong_result(spec: ReconciliationSpec, result: object) -> DeclarationError:
     """The error for a canonical function that returns something else."""
     return DeclarationError(
-        f"reconciliation {spec.name}: the canonical function returns {type(given).__name__}; it must return a query, a select, or a DataFrame"
+        f"reconciliation {spec.name}: the canonical function returns {type(result).__name__}; it must return a query, a select, or a DataFrame"
     )
 
 
 def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[str, ...]:
     """The columns that are compared, of those that the canonical rows have."""
-    there = list(canonical)
-    check_names(there)
-    chosen = spec.columns or tuple(c for c in there if c not in spec.key)
-    missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in there]
+    available = list(canonical)
+    check_names(available)
+    chosen = spec.columns or tuple(c for c in available if c not in spec.key)
+    missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in available]
     if missing:
         raise DeclarationError(
-            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(there)}"
+            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(available)}"
         )
     return chosen
 
@@ -109,18 +109,18 @@ def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> Non
 
 def without_rows(comparison: StateComparison) -> StateComparison:
     """The same comparison without the rows of its differences."""
-    differences = [replace(each, expected=None, found=None) for each in comparison.differences]
+    differences = [replace(difference, expected=None, found=None) for difference in comparison.differences]
     return replace(comparison, differences=differences)
 
 
 def combine(comparisons: Sequence[StateComparison]) -> StateComparison:
     """The comparisons of several sets of keys as one."""
     return StateComparison(
-        sum(each.compared for each in comparisons),
-        sum((Counter(each.counts) for each in comparisons), Counter()),
-        [difference for each in comparisons for difference in each.differences],
+        sum(comparison.compared for comparison in comparisons),
+        sum((Counter(comparison.counts) for comparison in comparisons), Counter()),
+        [difference for comparison in comparisons for difference in comparison.differences],
         comparisons[0].columns,
-        sum((Counter(each.by_column) for each in comparisons), Counter()),
+        sum((Counter(comparison.by_column) for comparison in comparisons), Counter()),
     )
 
 
@@ -176,26 +176,26 @@ def needs_spark(spec: ReconciliationSpec) -> bool:
 def canonical_query(spec: ReconciliationSpec) -> str:
     """The query for the rows that belong in a state."""
     try:
-        given = spec.canonical(CanonicalTables())
+        result = spec.canonical(CanonicalTables())
     except SparkNeededError:
         raise DeclarationError(
             f"reconciliation {spec.name}: the canonical function computes with DataFrames, which needs Spark: --engine spark; "
             "or let it return a query"
         ) from None
-    if isinstance(given, Relation):
-        return given.text
-    if isinstance(given, Query):
-        return query_text(given)
-    raise wrong_result(spec, given)
+    if isinstance(result, Relation):
+        return result.text
+    if isinstance(result, Query):
+        return query_text(result)
+    raise wrong_result(spec, result)
 
 
 def _select(source: str, options: dict[str, str]) -> Relation:
-    known = {name.lower(): value for name, value in options.items()}
-    unknown = sorted(known.keys() - {"columns", "where"} - _FOR_SPARK)
+    lowered = {name.lower(): value for name, value in options.items()}
+    unknown = sorted(lowered.keys() - {"columns", "where"} - _FOR_SPARK)
     if unknown:
         raise InvalidSetting(f"tables: there is no option {unknown[0]!r}; known are columns, where")
     try:
-        columns = ", ".join(map(quote, split_names(known["columns"]))) if "columns" in known else "*"
+        columns = ", ".join(map(quote, split_names(lowered["columns"]))) if "columns" in lowered else "*"
     except ValueError:
         raise InvalidSetting("tables: columns takes names with ',' between them, or a JSON list of names") from None
-    return Relation(f"SELECT {columns} FROM {source} WHERE {condition(known.get('where') or 'true')}")
+    return Relation(f"SELECT {columns} FROM {source} WHERE {condition(lowered.get('where') or 'true')}")

@@ -83,11 +83,11 @@ def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection,
                 ticker.execute(statements("penstock.reconciling", scope.schema)["hold_sequencers"])
                 snapshot = export_snapshot(holder)
                 import_snapshot(ticker, snapshot)
-                done = tick_within(ticker, scope)
+                tick = tick_within(ticker, scope)
                 offsets = journal_tails(ticker, scope)
                 within(ticker, offsets)
             ticker.close()
-            yield Cut(snapshot, done.number, done.epoch, offsets)
+            yield Cut(snapshot, tick.number, tick.epoch, offsets)
 
 
 def export_snapshot(connection: Connection) -> str:
@@ -174,7 +174,7 @@ class Pinned:
 
 @contextmanager
 def pinned(
-    connect: Connect, barrier: Barrier, at: Cut, *, timeout_s: float = 60.0, holds: bool = False
+    connect: Connect, barrier: Barrier, point: Cut, *, timeout_s: float = 60.0, holds: bool = False
 ) -> Iterator[Pinned]:
     """Waits until the consumer has reached the cut, pins its state, and lets it continue, or holds it until the block ends.
 
@@ -183,11 +183,11 @@ def pinned(
     """
     with postgres_errors("pinning a consumer's state"), connect() as watcher, connect() as holder:
         try:
-            arrived = wait_until_reached(watcher, barrier, at, timeout_s=timeout_s)
+            arrived = wait_until_reached(watcher, barrier, point, timeout_s=timeout_s)
             holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
             with holder.transaction():
                 snapshot = export_snapshot(holder)
-                if _count_behind(read_checkpoints(holder, barrier), barrier, at):
+                if _count_behind(read_checkpoints(holder, barrier), barrier, point):
                     raise BarrierMissed(
                         f"a checkpoint of consumer {barrier.consumer.name} was moved back while its state was pinned. Try again"
                     )
@@ -198,7 +198,7 @@ def pinned(
             barrier.lift(watcher)
 
 
-def wait_until_reached(watcher: Connection, barrier: Barrier, at: Cut, *, timeout_s: float) -> float:
+def wait_until_reached(watcher: Connection, barrier: Barrier, point: Cut, *, timeout_s: float) -> float:
     """Waits until every shard of the consumer has reached the cut; returns the monotonic time when the first one had."""
     deadline = monotonic() + timeout_s
     extend_at = monotonic() + EXPIRES_S / 3
@@ -206,7 +206,7 @@ def wait_until_reached(watcher: Connection, barrier: Barrier, at: Cut, *, timeou
     while True:
         now = monotonic()
         checkpoints = read_checkpoints(watcher, barrier)
-        behind = _count_behind(checkpoints, barrier, at)
+        behind = _count_behind(checkpoints, barrier, point)
         if first is None and len(behind) < len(checkpoints):
             first = now
         if not behind:
@@ -240,22 +240,24 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
     }
     if halted:
         *_, has_letters = rows[0]
-        ways = (how_to_resume(consumer.name, *each, has_letters) for each in halted.items())
+        commands = (how_to_resume(consumer.name, *halt, has_letters) for halt in halted.items())
         raise Halted(
             f"consumer {consumer.name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, "
-            f"{'; '.join(dict.fromkeys(ways))}"
+            f"{'; '.join(dict.fromkeys(commands))}"
         )
     return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, *_ in rows}
 
 
-def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, at: Cut) -> dict[ShardName, int]:
+def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, point: Cut) -> dict[ShardName, int]:
     """Number of records that each shard is behind the cut; shards that have reached it are left out."""
-    beyond = [str(shard) for shard, offset in checkpoints.items() if offset > at.get_offset(shard)]
+    beyond = [str(shard) for shard, offset in checkpoints.items() if offset > point.get_offset(shard)]
     if beyond:
         raise BarrierMissed(
             f"consumer {barrier.consumer.name} went past the cut in {', '.join(beyond)}: this run was held up for longer than "
             f"{EXPIRES_S:g} s, or a worker of an older release is running. Try again"
         )
     return {
-        shard: at.get_offset(shard) - offset for shard, offset in checkpoints.items() if offset < at.get_offset(shard)
+        shard: point.get_offset(shard) - offset
+        for shard, offset in checkpoints.items()
+        if offset < point.get_offset(shard)
     }

@@ -77,16 +77,17 @@ class InlineComparer:
         source = subquery(canonical_query(spec))
 
         def attempt(*, is_retry: bool = False) -> StateComparison:
-            with self._in_snapshot(state, read_only=False) as there:
-                with self._in_snapshot(canonical) as here:
-                    join = _describe_join(spec, source, here, there, is_retry=is_retry)
-                    there.execute(join.create.encode())
-                    compared = _copy(here, join.select(0, among), there, "penstock_expected")
-                there.execute(b"ANALYZE pg_temp.penstock_expected")
-                there.execute(join.compare(among, with_rows=has_rows).encode())
-                found = _read_counts(there, spec, join.columns, compared)
+            with self._in_snapshot(state, read_only=False) as state_connection:
+                with self._in_snapshot(canonical) as canonical_connection:
+                    join = _describe_join(spec, source, canonical_connection, state_connection, is_retry=is_retry)
+                    state_connection.execute(join.create.encode())
+                    compared = _copy(canonical_connection, join.select(0, among), state_connection, "penstock_expected")
+                state_connection.execute(b"ANALYZE pg_temp.penstock_expected")
+                state_connection.execute(join.compare(among, with_rows=has_rows).encode())
+                result = _read_counts(state_connection, spec, join.columns, compared)
                 return replace(
-                    found, differences=self._read_differences(there, spec, join, is_repair=among is not None)
+                    result,
+                    differences=self._read_differences(state_connection, spec, join, is_repair=among is not None),
                 )
 
         try:
@@ -114,11 +115,13 @@ class InlineComparer:
         try:
             yield
         except psycopg.DataError:
-            with self._in_snapshot(canonical) as here:
-                own = read_result_types(here, source)
-                names = [*spec.key, *_choose_columns(spec, own)]
-                state = read_state_columns(here, spec, names)
-                refuse_unfit(here, spec, source, cast_values(here, {n: own[n] for n in names}, state), state)
+            with self._in_snapshot(canonical) as connection:
+                types = read_result_types(connection, source)
+                names = [*spec.key, *_choose_columns(spec, types)]
+                state = read_state_columns(connection, spec, names)
+                refuse_unfit(
+                    connection, spec, source, cast_values(connection, {n: types[n] for n in names}, state), state
+                )
             raise
 
     @contextmanager
@@ -144,7 +147,7 @@ class InlineComparer:
     ) -> list[Difference]:
         """The first differences, in the order of their keys; all of them go into the report."""
         rows_kept = DIFFERENCES_KEPT if is_repair else SAMPLES
-        kept: list[Difference] = []
+        differences: list[Difference] = []
         with self._open_report(spec.name, is_repair=is_repair) as write:
             for key, kind, columns, *rows in _stream(
                 connection, join.differing, ["text", "text", "text[]", "text", "text"]
@@ -152,11 +155,13 @@ class InlineComparer:
                 difference = Difference(key, DifferenceKind(kind), tuple(columns), *rows)
                 if write is not None:
                     write(difference)
-                elif len(kept) == DIFFERENCES_KEPT:
+                elif len(differences) == DIFFERENCES_KEPT:
                     break
-                if len(kept) < DIFFERENCES_KEPT:
-                    kept.append(difference if len(kept) < rows_kept else replace(difference, expected=None, found=None))
-        return kept
+                if len(differences) < DIFFERENCES_KEPT:
+                    differences.append(
+                        difference if len(differences) < rows_kept else replace(difference, expected=None, found=None)
+                    )
+        return differences
 
     @contextmanager
     def _open_report(self, name: str, *, is_repair: bool) -> Iterator[Callable[[Difference], object] | None]:
@@ -170,7 +175,7 @@ class InlineComparer:
         with (directory / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, fields, extrasaction="ignore")
             writer.writeheader()
-            yield lambda each: writer.writerow({**asdict(each), "columns": ", ".join(each.columns)})
+            yield lambda difference: writer.writerow({**asdict(difference), "columns": ", ".join(difference.columns)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +211,14 @@ class _Join:
     def create(self) -> str:
         """Creates the table of the canonical rows."""
         typed = (
-            f"{each.alias} {each.common.name if each.common.is_native else _TEXT}"
-            for each in (*self.keys, *self.values)
+            f"{column.alias} {column.common.name if column.common.is_native else _TEXT}"
+            for column in (*self.keys, *self.values)
         )
         return f"CREATE TEMPORARY TABLE penstock_expected ({', '.join(typed)}) ON COMMIT DROP"
 
     def select(self, side: int, among: Sequence[str] | None) -> str:
         """The canonical rows, or those of the state."""
-        compared = (f"{each.value(side)} AS {each.alias}" for each in (*self.keys, *self.values))
+        compared = (f"{column.value(side)} AS {column.alias}" for column in (*self.keys, *self.values))
         return f"SELECT {', '.join(compared)} FROM {(self.source, self.table)[side]} {self._where(side, among)}"
 
     def compare(self, among: Sequence[str] | None, *, with_rows: bool) -> str:
@@ -222,11 +227,14 @@ class _Join:
         joined = ", ".join(
             [
                 *(f"coalesce(e.{key}, f.{key}) AS {key}" for key in keys),
-                *(f"e.{each.alias} AS e{each.alias}, f.{each.alias} AS f{each.alias}" for each in self.values),
+                *(
+                    f"e.{column.alias} AS e{column.alias}, f.{column.alias} AS f{column.alias}"
+                    for column in self.values
+                ),
             ]
         )
-        differs = {each.name: self._differs(each) for each in self.values}
-        named = ", ".join(
+        differs = {column.name: self._differs(column) for column in self.values}
+        changed_columns = ", ".join(
             f"CASE WHEN {condition} THEN {quote_literal(name)} END" for name, condition in differs.items()
         )
         is_null = " OR ".join(f"{key} IS NULL" for key in keys) or "false"
@@ -241,7 +249,7 @@ class _Join:
                         WHEN expected_copies IS NULL THEN 'surplus' WHEN found_copies > 1 THEN 'doubled' ELSE 'different' END AS kind,
                    {_as_json({key.name: (key.alias, key.common) for key in self.keys})} AS key,
                    CASE WHEN expected_copies = 1 AND found_copies = 1
-                        THEN array_remove(ARRAY[{named}]::text[], NULL) ELSE '{{}}' END AS columns,
+                        THEN array_remove(ARRAY[{changed_columns}]::text[], NULL) ELSE '{{}}' END AS columns,
                    {rows}
             FROM (
                 SELECT {", ".join(filter(None, [joined, "e.copies AS expected_copies", "f.copies AS found_copies"]))}
@@ -260,8 +268,8 @@ class _Join:
 
     def _once(self, source: str) -> str:
         """One row of each key, and the number of its rows."""
-        by = ", ".join(key.alias for key in self.keys)
-        window = f"(PARTITION BY {by})" if by else "()"
+        key_columns = ", ".join(key.alias for key in self.keys)
+        window = f"(PARTITION BY {key_columns})" if key_columns else "()"
         counted = (
             f"SELECT *, count(*) OVER w AS copies, row_number() OVER w AS place FROM {source} s WINDOW w AS {window}"
         )
@@ -279,8 +287,10 @@ class _Join:
 
     def _row(self, side: str) -> str:
         keys = {key.name: (key.alias, key.common) for key in self.keys}
-        values = {each.name: (f"{side}{each.alias}", each.common) for each in self.values}
-        texts = {each.name: (f"CAST({side}{each.alias} AS text)", _TEXT_TYPE) for each in self.values if each.is_text}
+        values = {column.name: (f"{side}{column.alias}", column.common) for column in self.values}
+        texts = {
+            column.name: (f"CAST({side}{column.alias} AS text)", _TEXT_TYPE) for column in self.values if column.is_text
+        }
         return _as_json(keys | values | texts)
 
     def _where(self, side: int, among: Sequence[str] | None) -> str:
@@ -290,8 +300,8 @@ class _Join:
         """
         if among is None or not self.keys:
             return ""
-        wanted = [json.loads(each, parse_float=str, parse_int=str) for each in among]
-        lists = {key: _text_array(each[key.name] for each in wanted) for key in self.keys}
+        rows = [json.loads(text, parse_float=str, parse_int=str) for text in among]
+        lists = {key: _text_array(row[key.name] for row in rows) for key in self.keys}
         casts = {key: key.expressions[side] for key in self.keys}
         conditions = [
             f"{casts[key]} = ANY (CAST({lists[key]} AS {key.common.name}[]))"
@@ -312,23 +322,28 @@ _TEXT_TYPE = SqlType(types["text"].oid, "text")
 
 
 def _describe_join(
-    spec: ReconciliationSpec, source: str, here: Connection, there: Connection, *, is_retry: bool
+    spec: ReconciliationSpec,
+    source: str,
+    canonical_connection: Connection,
+    state_connection: Connection,
+    *,
+    is_retry: bool,
 ) -> _Join:
     """Finds the columns of both sides; ``is_retry`` looks for texts of the state that are no values of the canonical type."""
-    expected, table = read_result_types(here, source), quote(spec.schema, spec.table)
+    expected, table = read_result_types(canonical_connection, source), quote(spec.schema, spec.table)
     columns = _choose_columns(spec, expected)
     names = [*spec.key, *columns]
-    found = read_state_columns(there, spec, names)
-    casts = cast_values(here, {name: expected[name] for name in names}, found)
+    state_columns = read_state_columns(state_connection, spec, names)
+    casts = cast_values(canonical_connection, {name: expected[name] for name in names}, state_columns)
 
     def pair(name: str, alias: str) -> _Column:
-        own, column = expected[name], found[name]
-        parsed = f"CAST({quote(name)} AS {own.name})"
-        is_parsed = name not in spec.key and column.is_text_for(own)
-        if is_parsed and not (is_retry and fails(there, table, parsed)):
-            return _Column(name, alias, (quote(name), parsed), own, is_text=True)
-        held = quote(name) if column.type.oid == column.oid else f"CAST({quote(name)} AS {column.type.name})"
-        return _Column(name, alias, (casts[name], held), column.type)
+        canonical, column = expected[name], state_columns[name]
+        parsed = f"CAST({quote(name)} AS {canonical.name})"
+        is_parsed = name not in spec.key and column.is_text_for(canonical)
+        if is_parsed and not (is_retry and fails(state_connection, table, parsed)):
+            return _Column(name, alias, (quote(name), parsed), canonical, is_text=True)
+        state_value = quote(name) if column.type.oid == column.oid else f"CAST({quote(name)} AS {column.type.name})"
+        return _Column(name, alias, (casts[name], state_value), column.type)
 
     return _Join(
         spec,
@@ -343,20 +358,20 @@ def _describe_rows(
     spec: ReconciliationSpec, source: str, connection: Connection
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, SqlType]]]:
     """The columns that are compared, and the expression and type of each that is written."""
-    own = read_result_types(connection, source)
-    columns = _choose_columns(spec, own)
+    types = read_result_types(connection, source)
+    columns = _choose_columns(spec, types)
     names = [*spec.key, *columns]
     state = read_state_columns(connection, spec, names)
-    casts = cast_values(connection, {name: own[name] for name in names}, state)
+    casts = cast_values(connection, {name: types[name] for name in names}, state)
     return columns, {name: (_as_comparable(casts[name], state[name].type), state[name].type) for name in names}
 
 
-def _choose_columns(spec: ReconciliationSpec, there: Mapping[str, SqlType]) -> tuple[str, ...]:
-    columns = choose_columns(spec, there)
+def _choose_columns(spec: ReconciliationSpec, types: Mapping[str, SqlType]) -> tuple[str, ...]:
+    columns = choose_columns(spec, types)
     for column in spec.tolerance:
-        if there[column].oid not in NUMBERS:
+        if types[column].oid not in NUMBERS:
             raise DeclarationError(
-                f"reconciliation {spec.name}: tolerance is for numbers; {column} is {there[column].name}"
+                f"reconciliation {spec.name}: tolerance is for numbers; {column} is {types[column].name}"
             )
     return columns
 
@@ -406,15 +421,15 @@ def _read_counts(
 ) -> StateComparison:
     """Number of differing keys, by kind and by column."""
     by_kind = "SELECT kind, count(*), sum(copies)::bigint FROM pg_temp.penstock_differing GROUP BY kind"
-    found = {kind: (keys, rows) for kind, keys, rows in connection.execute(by_kind)}
-    check_keys(spec, without_key=found.get(None, (0, 0))[1], twice=found.get("twice", (0, 0))[0])
+    counts_by_kind = {kind: (keys, rows) for kind, keys, rows in connection.execute(by_kind)}
+    check_keys(spec, without_key=counts_by_kind.get(None, (0, 0))[1], twice=counts_by_kind.get("twice", (0, 0))[0])
     by_name = "SELECT name, count(*) FROM pg_temp.penstock_differing, unnest(columns) AS name GROUP BY name"
-    named: dict[str, int] = dict(connection.execute(by_name).fetchall())
-    counts = {kind: found[kind][0] for kind in DifferenceKind if kind in found}
+    counts_by_column: dict[str, int] = dict(connection.execute(by_name).fetchall())
+    counts = {kind: counts_by_kind[kind][0] for kind in DifferenceKind if kind in counts_by_kind}
     return StateComparison(
         copied + counts.get(DifferenceKind.SURPLUS, 0),
         counts,
         [],
         columns,
-        {column: named[column] for column in columns if column in named},
+        {column: counts_by_column[column] for column in columns if column in counts_by_column},
     )

@@ -110,7 +110,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     Raises ``BarrierMissed``, ``Halted`` or ``Paused`` if the consumer does not reach the cut within ``wait_s``; ``Refused``
     if there are too many differences to repair, or an operator has to decide; ``SnapshotLost`` or ``ServerUnavailable``.
     """
-    began = monotonic()
+    started = monotonic()
     reconciliation = _Reconciliation(connect, scope, spec, comparer, wait_s, others)
     result = reconciliation.begin(intent)
     try:
@@ -122,7 +122,7 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
         reconciliation.end(result, type(error).__name__)
         raise
     reconciliation.end(result, _outcome(result))
-    result.seconds = monotonic() - began
+    result.seconds = monotonic() - started
     return result
 
 
@@ -237,7 +237,7 @@ class _Reconciliation:
     wait_s: float
     others: Sequence[ReconciliationSpec]
     remaining: int = 0
-    left: dict[str, str] = field(default_factory=dict)  # keys that other rows refer to, and the constraint
+    unrepaired: dict[str, str] = field(default_factory=dict)  # keys that other rows refer to, and the constraint
     surplus: Collection[str] = ()  # keys that were too many in the first comparison
 
     def begin(self, intent: Intent) -> Reconciled:
@@ -277,15 +277,15 @@ class _Reconciliation:
     def compare(self, result: Reconciled, intent: Intent) -> None:
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
-            cut(self.connect, self.scope, barrier.place) as at,
-            pinned(self.connect, barrier, at, timeout_s=self.wait_s) as state,
+            cut(self.connect, self.scope, barrier.place) as point,
+            pinned(self.connect, barrier, point, timeout_s=self.wait_s) as state,
         ):
-            comparison = self.comparer.compare(self.spec, at.snapshot, state.snapshot)
+            comparison = self.comparer.compare(self.spec, point.snapshot, state.snapshot)
             if intent == "repair" and not comparison.equal:
                 # Warms the engine up, so that it plans and compiles nothing while the consumer is paused for the repair.
-                batch = [each.key for each in comparison.differences[:REPAIR_BATCH]]
-                self.comparer.compare(self.spec, at.snapshot, state.snapshot, batch)
-        result.tick, result.comparison, result.paused_s = at.tick, comparison, state.paused_s
+                batch = [difference.key for difference in comparison.differences[:REPAIR_BATCH]]
+                self.comparer.compare(self.spec, point.snapshot, state.snapshot, batch)
+        result.tick, result.comparison, result.paused_s = point.tick, comparison, state.paused_s
         if intent == "repair":
             if comparison.total > DIFFERENCES_KEPT:
                 raise Refused(
@@ -293,9 +293,11 @@ class _Reconciliation:
                     "Replace the whole state: --whole"
                 )
             # What is too many goes first: it may hold a unique value that belongs to another row.
-            surplus_first = sorted(comparison.differences, key=lambda each: each.kind is not DifferenceKind.SURPLUS)
-            keys = [each.key for each in surplus_first]
-            self.surplus = {each.key for each in surplus_first if each.kind is DifferenceKind.SURPLUS}
+            surplus_first = sorted(
+                comparison.differences, key=lambda difference: difference.kind is not DifferenceKind.SURPLUS
+            )
+            keys = [difference.key for difference in surplus_first]
+            self.surplus = {difference.key for difference in surplus_first if difference.kind is DifferenceKind.SURPLUS}
             remaining = RemainingKeys(self.connect, self.scope, result.run)
             remaining.keep(self.spec.name, keys)
             if keys:
@@ -305,17 +307,17 @@ class _Reconciliation:
     def resume(self, result: Reconciled) -> bool:
         """Goes on with the repairs of an interrupted run; returns whether there is one."""
         remaining = RemainingKeys(self.connect, self.scope, result.run)
-        left = remaining.take_over(self.spec, self.comparer.engine)
-        if left is None:
+        taken = remaining.take_over(self.spec, self.comparer.engine)
+        if taken is None:
             return False
-        result.resumed, keys = left
-        result.comparison = combine([without_rows(each) for each in self._repair(keys, remaining, result)])
+        result.resumed, keys = taken
+        result.comparison = combine([without_rows(comparison) for comparison in self._repair(keys, remaining, result)])
         self._refuse_left()
         return True
 
     def _refuse_left(self) -> None:
-        if self.left:
-            raise left_over([self.spec], self.left.values(), "They are as they were, and the others are repaired")
+        if self.unrepaired:
+            raise left_over([self.spec], self.unrepaired.values(), "They are as they were, and the others are repaired")
 
     def _repair(self, keys: Sequence[str], remaining: "RemainingKeys", result: Reconciled) -> Iterator[StateComparison]:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
@@ -325,7 +327,7 @@ class _Reconciliation:
         for first in range(0, len(keys), size):
             batch = keys[first : first + size]
             try:
-                found = self._repair_batch(batch, result)
+                comparison = self._repair_batch(batch, result)
             except RepairRefused as error:
                 if not isinstance(error.__cause__, (ForeignKeyViolation, UniqueViolation)):
                     raise
@@ -333,52 +335,52 @@ class _Reconciliation:
                 surplus = [key for key in batch if key in self.surplus]
                 if 0 < len(surplus) < len(batch):
                     self._repair_batch(surplus, result)
-                    remaining.drop([key for key in surplus if key not in self.left], result.repaired)
+                    remaining.drop([key for key in surplus if key not in self.unrepaired], result.repaired)
                 raise
-            done = [key for key in batch if key not in self.left]
-            remaining.drop(done, result.repaired)
-            self.remaining -= len(done)
-            yield found
+            repaired = [key for key in batch if key not in self.unrepaired]
+            remaining.drop(repaired, result.repaired)
+            self.remaining -= len(repaired)
+            yield comparison
 
     def _repair_batch(self, keys: Sequence[str], result: Reconciled) -> StateComparison:
         """Compares some keys again while the consumer is paused, and repairs those that still differ."""
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
-            cut(self.connect, self.scope, barrier.place) as at,
-            pinned(self.connect, barrier, at, timeout_s=self.wait_s, holds=True) as state,
+            cut(self.connect, self.scope, barrier.place) as point,
+            pinned(self.connect, barrier, point, timeout_s=self.wait_s, holds=True) as state,
             self._extended(barrier),
             self.connect() as connection,
         ):
-            now = self.comparer.compare(self.spec, at.snapshot, state.snapshot, keys)
-            left = repair_rows(connection, self.scope, self.spec, at, now.differences, now.columns, result.run)
-            result.repaired += len(now.differences) - len(left)
-            self.left |= left
+            now = self.comparer.compare(self.spec, point.snapshot, state.snapshot, keys)
+            unrepaired = repair_rows(connection, self.scope, self.spec, point, now.differences, now.columns, result.run)
+            result.repaired += len(now.differences) - len(unrepaired)
+            self.unrepaired |= unrepaired
             result.held_s = max(result.held_s, monotonic() - state.since)
         if result.resumed is not None:
-            result.tick = at.tick
+            result.tick = point.tick
         return now
 
     @contextmanager
     def _extended(self, barrier: Barrier) -> Iterator[None]:
         """Keeps the barrier from expiring until the block ends."""
-        ended = threading.Event()
+        stop = threading.Event()
 
         def extend() -> None:
             with self.connect() as extender:
-                while not ended.wait(EXPIRES_S / 3):
+                while not stop.wait(EXPIRES_S / 3):
                     barrier.extend(extender)
 
         threading.Thread(target=extend, name="barrier", daemon=True).start()
         try:
             yield
         finally:
-            ended.set()
+            stop.set()
 
     def replace(self, result: Reconciled) -> None:
-        with cut(self.connect, self.scope) as at, self.connect() as connection:
-            tables = [(spec, self.comparer.rows(spec, at.snapshot)) for spec in (self.spec, *self.others)]
-            result.repaired = replace_state(connection, self.scope, at, tables)
-        result.tick = at.tick
+        with cut(self.connect, self.scope) as point, self.connect() as connection:
+            tables = [(spec, self.comparer.rows(spec, point.snapshot)) for spec in (self.spec, *self.others)]
+            result.repaired = replace_state(connection, self.scope, point, tables)
+        result.tick = point.tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,12 +429,10 @@ class RemainingKeys:
     def take_over(self, spec: ReconciliationSpec, engine: str) -> tuple[int, list[str]] | None:
         """The last run of a reconciliation that was interrupted, and its list, of keys as JSON; None if there is none."""
         with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
-            found = connection.execute(
-                self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}
-            ).fetchone()
-            if found is None:
+            row = connection.execute(self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}).fetchone()
+            if row is None:
                 return None
-            number, written_by, keys = found
+            number, written_by, keys = row
             _check_fits(spec, engine, written_by, keys)
         return number, keys
 

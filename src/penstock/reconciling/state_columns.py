@@ -109,42 +109,42 @@ def read_result_types(connection: Connection, source: str, columns: Sequence[str
     """The types of the columns of a query or table, or of some of them."""
     names = ", ".join(map(quote, columns)) or "*"
     try:
-        found = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
+        description = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise Unknown(f"reconcile: {first_line(error)}") from error
-    check_names([column.name for column in found or ()])
-    oids = {column.name: column.type_code for column in found or ()}
+    check_names([column.name for column in description or ()])
+    oids = {column.name: column.type_code for column in description or ()}
     rows = connection.execute(
         "SELECT oid::int8, pg_catalog.format_type(oid, -1), typcategory::text FROM pg_catalog.pg_type WHERE oid = ANY (%s::oid[])",
         ([*oids.values()],),
     )
-    named = {oid: SqlType(oid, *more) for oid, *more in rows}
-    return {column: named[oid] for column, oid in oids.items()}
+    types = {oid: SqlType(oid, *fields) for oid, *fields in rows}
+    return {column: types[oid] for column, oid in oids.items()}
 
 
 def cast_values(
     connection: Connection, canonical: Mapping[str, SqlType], state: Mapping[str, StateColumn]
 ) -> dict[str, str]:
     """The expression for each canonical column, as the state's column holds its values."""
-    return {name: _cast_value(connection, quote(name), own, state[name]) for name, own in canonical.items()}
+    return {name: _cast_value(connection, quote(name), sql_type, state[name]) for name, sql_type in canonical.items()}
 
 
-def _cast_value(connection: Connection, value: str, own: SqlType, column: StateColumn) -> str:
-    if own.oid != column.oid:
+def _cast_value(connection: Connection, value: str, source: SqlType, column: StateColumn) -> str:
+    if source.oid != column.oid:
         # A float through its text, which is the number that was meant.
-        is_float = own.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
-        is_direct = not is_float and is_castable(connection, own, SqlType(column.oid, column.unlimited))
+        is_float = source.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
+        is_direct = not is_float and is_castable(connection, source, SqlType(column.oid, column.unlimited))
         value = f"CAST({value if is_direct else f'CAST({value} AS text)'} AS {column.unlimited})"
     if column.oid != column.type.oid:
         value = f"CAST({value} AS {column.type.name})"
     return f"CAST({value} AS {column.limited})" if column.is_rounded else value
 
 
-def is_castable(connection: Connection, own: SqlType, other: SqlType) -> bool:
+def is_castable(connection: Connection, source: SqlType, target: SqlType) -> bool:
     """True if Postgres casts a type to another one."""
     try:
         with connection.transaction():
-            connection.execute(f"SELECT CAST(CAST(NULL AS {own.name}) AS {other.name})".encode())
+            connection.execute(f"SELECT CAST(CAST(NULL AS {source.name}) AS {target.name})".encode())
     except (psycopg.errors.CannotCoerce, psycopg.errors.FeatureNotSupported):
         return False
     return True
@@ -182,10 +182,10 @@ def unfit(spec: ReconciliationSpec, column: StateColumn) -> Refused:
     )
 
 
-def require_columns(spec: ReconciliationSpec, columns: Iterable[str], there: Mapping[str, Any]) -> None:
+def require_columns(spec: ReconciliationSpec, columns: Iterable[str], available: Mapping[str, Any]) -> None:
     """Checks that the state has some columns."""
-    missing = [column for column in columns if column not in there]
+    missing = [column for column in columns if column not in available]
     if missing:
         raise Unknown(
-            f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has {', '.join(there)}"
+            f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has {', '.join(available)}"
         )

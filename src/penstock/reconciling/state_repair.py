@@ -39,20 +39,20 @@ class CanonicalRows:
     rows: Iterable[str]
 
 
-def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, most: int) -> int:
+def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, max_keys: int) -> int:
     """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON."""
     state = _State(connection, scope, spec)
     with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
-        found = state.execute("row_bytes", table=state.find_table()).fetchone()
-    size = 0 if found is None else int(found[0] or 0)
-    return max(1, min(most, BATCH_BYTES // max(1, size)))
+        row = state.execute("row_bytes", table=state.find_table()).fetchone()
+    size = 0 if row is None else int(row[0] or 0)
+    return max(1, min(max_keys, BATCH_BYTES // max(1, size)))
 
 
 def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     connection: Connection,
     scope: Scope,
     spec: ReconciliationSpec,
-    at: Cut,
+    point: Cut,
     differences: Sequence[Difference],
     columns: Sequence[str],
     run: int,
@@ -66,26 +66,26 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
         connection.execute(FIX_FORMATS)
         table = state.open_table(columns)
         checkpoints = state.lock_checkpoints()
-        if any(offset != at.get_offset(shard) for shard, offset in checkpoints.items()):
+        if any(offset != point.get_offset(shard) for shard, offset in checkpoints.items()):
             raise BarrierMissed(
                 f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try again"
             )
-        state.refuse_dead_letters(checkpoints, at)
+        state.refuse_dead_letters(checkpoints, point)
         state.execute("differences")
         columns_of_differences = "COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN"
         with connection.cursor().copy(columns_of_differences) as copy:
-            for number, each in enumerate(differences):
-                copy.write_row((number, each.kind, each.key, each.expected))
+            for number, difference in enumerate(differences):
+                copy.write_row((number, difference.kind, difference.key, difference.expected))
         connection.execute(ROLES_SEARCH_PATH)
         table.parse_rows(_DIFFERENCES)
         with table.refusals():  # not even a document that Postgres cannot write into the history
             table.execute(_NOTE, column=sql.Identifier("before"))
-        left = write_rows(connection, [table], whole=False)
+        unrepaired = write_rows(connection, [table], is_whole=False)
         table.execute(_NOTE, column=sql.Identifier("after"))
-        state.execute("note_repairs", run=run, left=list(left))
+        state.execute("note_repairs", run=run, left=list(unrepaired))
         crashpoint("repair.before_commit")
     crashpoint("repair.after_commit")
-    return {differences[number].key: reason for number, reason in left.items()}
+    return {differences[number].key: reason for number, reason in unrepaired.items()}
 
 
 _DIFFERENCES = sql.SQL("(SELECT number, kind, coalesce(expected, key) AS row FROM pg_temp.penstock_differences)")
@@ -97,7 +97,7 @@ _NOTE: LiteralString = (  # the current rows of each key, in a column of the dif
 
 
 def replace_state(
-    connection: Connection, scope: Scope, at: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
+    connection: Connection, scope: Scope, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
 ) -> int:
     """Makes a consumer's whole state that of the canonical rows, and its checkpoints those of their cut; returns the number of rows.
 
@@ -107,8 +107,8 @@ def replace_state(
     state, _ = states[0]
     with postgres_errors(f"replacing the state of {state.spec.consumer.name}", is_own=False), connection.transaction():
         connection.execute(FIX_FORMATS)
-        opened = [each.open_table(rows.columns, number) for number, (each, rows) in enumerate(states)]
-        written = sum(each.copy_rows(number, rows) for number, (each, rows) in enumerate(states))
+        opened = [member.open_table(rows.columns, number) for number, (member, rows) in enumerate(states)]
+        written = sum(member.copy_rows(number, rows) for number, (member, rows) in enumerate(states))
         connection.execute(ROLES_SEARCH_PATH)
         for number, table in enumerate(opened):
             table.parse_rows(_INCOMING.format(_incoming(number)))
@@ -116,14 +116,14 @@ def replace_state(
         connection.execute(OUR_SEARCH_PATH)
         # Retention takes the same lock: it cannot remove what the checkpoints move back to.
         connection.execute(statements("penstock.database", scope.schema)["lock_channel"], {"channel": state.channel})
-        positions = state.name_positions(state.lock_checkpoints(), at)
-        state.check_kept(at)
-        state.execute("put_checkpoints", **positions, epoch=at.epoch)
+        positions = state.name_positions(state.lock_checkpoints(), point)
+        state.check_kept(point)
+        state.execute("put_checkpoints", **positions, epoch=point.epoch)
         state.execute("drop_dead_letters", **positions)
         connection.execute(ROLES_SEARCH_PATH)
         for table in opened:
             table.mark_doubled()
-        for reason in write_rows(connection, opened, whole=True).values():
+        for reason in write_rows(connection, opened, is_whole=True).values():
             raise left_over([spec for spec, _ in tables], [reason], "Nothing was changed")
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
@@ -137,11 +137,11 @@ def _incoming(number: int) -> sql.Identifier:
     return sql.Identifier("pg_temp", f"penstock_incoming_{number}")
 
 
-def left_over(specs: Iterable[ReconciliationSpec], reasons: Iterable[str], done: str) -> RepairRefused:
+def left_over(specs: Iterable[ReconciliationSpec], reasons: Iterable[str], outcome: str) -> RepairRefused:
     """The error for rows that were left because other rows refer to them."""
     return RepairRefused(
         f"rows of {', '.join(spec.state for spec in specs)} would have to go or to change, and other rows refer to them: "
-        f"{', '.join(sorted(set(reasons)))}. {done}. Repair or remove the rows that refer to them, and repeat it"
+        f"{', '.join(sorted(set(reasons)))}. {outcome}. Repair or remove the rows that refer to them, and repeat it"
     )
 
 
@@ -184,19 +184,19 @@ class _State:
         rows = self.execute("lock_checkpoints", consumer=self.spec.consumer.name, channel=self.channel)
         return {ShardName(self.channel, Shard(shard)): Offset(offset) for shard, offset in rows}
 
-    def check_kept(self, at: Cut) -> None:
+    def check_kept(self, point: Cut) -> None:
         """Checks that the records after the cut are still there."""
         for shard, first in self.execute("journal_begins", channel=self.channel):
             name = ShardName(self.channel, Shard(shard))
-            if first > at.get_offset(name) + 1:
+            if first > point.get_offset(name) + 1:
                 raise Gap(
-                    f"{name}: the cut is at offset {at.get_offset(name)}, the journal now begins at {first}: the records between were "
+                    f"{name}: the cut is at offset {point.get_offset(name)}, the journal now begins at {first}: the records between were "
                     "removed while the canonical rows were computed. Nothing was changed; try again, and keep records longer (Log.keep)"
                 )
 
-    def refuse_dead_letters(self, shards: Collection[ShardName], at: Cut) -> None:
+    def refuse_dead_letters(self, shards: Collection[ShardName], point: Cut) -> None:
         """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
-        [(count,)] = self.execute("dead_letters_before", **self.name_positions(shards, at))
+        [(count,)] = self.execute("dead_letters_before", **self.name_positions(shards, point))
         if count:
             name = self.spec.consumer.name
             raise Refused(
@@ -205,13 +205,13 @@ class _State:
                 f"dead-letters drop {name} --all --apply; or replace the whole state, which drops them: --whole"
             )
 
-    def name_positions(self, shards: Collection[ShardName], at: Cut) -> dict[str, str | list[int]]:
+    def name_positions(self, shards: Collection[ShardName], point: Cut) -> dict[str, str | list[int]]:
         """The parameters of a statement about the positions of the cut."""
         return {
             "consumer": self.spec.consumer.name,
             "channel": self.channel,
             "shards": [int(shard.shard) for shard in shards],
-            "offsets": [int(at.get_offset(shard)) for shard in shards],
+            "offsets": [int(point.get_offset(shard)) for shard in shards],
         }
 
     def find_table(self) -> int | None:

@@ -65,9 +65,9 @@ class StateTable:
     ) -> None:
         """Reads the table's columns and the foreign keys that refer to it."""
         self.spec, self._connection, self._table, self._number = spec, connection, table, number
-        there = read_columns(connection, table)
-        require_columns(spec, (*spec.key, *columns), there)
-        self.columns = there
+        table_columns = read_columns(connection, table)
+        require_columns(spec, (*spec.key, *columns), table_columns)
+        self.columns = table_columns
         self._names = (*spec.key, *columns)
         self._compared = columns
         with connection.cursor(row_factory=class_row(Reference)) as cursor:
@@ -201,7 +201,7 @@ class StateTable:
         texts = (sql.SQL('CAST({} AS text) COLLATE "C"').format(name) for name in coarse)
         return sql.SQL("GROUP BY {}").format(sql.SQL(", ").join([*names, *texts])) if names else sql.SQL("")
 
-    def find_surplus(self, *, whole: bool) -> None:
+    def find_surplus(self, *, is_whole: bool) -> None:
         """Notes and locks the rows that are too many: of a whole state also all whose key is not among the rows."""
         self.execute(
             "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text) ON COMMIT DROP",
@@ -211,7 +211,7 @@ class StateTable:
             "INSERT INTO {surplus} SELECT s.ctid, s.tableoid, r.{number} FROM {table} s JOIN {rows} r ON {same} "
             "WHERE r.{kind} IN ('surplus', 'doubled') FOR UPDATE OF s"
         )
-        if whole:
+        if is_whole:
             self.execute(
                 "INSERT INTO {surplus} SELECT s.ctid, s.tableoid, NULL FROM {table} s "
                 "WHERE NOT EXISTS (SELECT FROM {rows} r WHERE {same}) FOR UPDATE OF s"
@@ -260,15 +260,15 @@ class StateTable:
         goes: sql.Composable = sql.SQL("")
         for other in group:
             if reference.child in other.tree and (reference.is_self or reference.is_checked_late):
-                noted = noted_rows if noted_rows is not None and other is self else other._temporary("surplus")  # noqa: SLF001  its own class
+                surplus = noted_rows if noted_rows is not None and other is self else other._temporary("surplus")  # noqa: SLF001  its own class
                 goes = sql.SQL(
                     " AND NOT EXISTS (SELECT FROM {} g WHERE g.place = c.ctid AND g.part = c.tableoid AND g.blocked IS NULL)"
-                ).format(noted)
+                ).format(surplus)
         return sql.SQL("EXISTS (SELECT FROM {child} c WHERE {same}{goes})").format(
             child=sql.Identifier(reference.child_schema, reference.child_table),
             same=_all(
-                sql.SQL("c.{} = s.{}").format(sql.Identifier(own), sql.Identifier(other))
-                for own, other in zip(reference.columns, reference.referenced, strict=True)
+                sql.SQL("c.{} = s.{}").format(sql.Identifier(referring), sql.Identifier(referenced))
+                for referring, referenced in zip(reference.columns, reference.referenced, strict=True)
             ),
             goes=goes,
         )
@@ -285,10 +285,10 @@ class StateTable:
                 with self._connection.transaction():
                     self._write(group, moving)
             except (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation) as error:
-                more = self._find_unique(error)
-                if more <= moving:
+                unique_columns = self._find_unique(error)
+                if unique_columns <= moving:
                     raise
-                moving |= more
+                moving |= unique_columns
             else:
                 return
 
@@ -341,13 +341,13 @@ class StateTable:
                 "Make the unique constraint DEFERRABLE, or repair these rows by hand"
             )
         self._delete("moved")
-        there = [c.name for c in self.columns.values() if not c.is_generated]
+        names = [c.name for c in self.columns.values() if not c.is_generated]
         self.execute(
             "INSERT INTO {table} ({all}) OVERRIDING SYSTEM VALUE SELECT {merged} FROM {moved} d JOIN {rows} r ON r.{number} = d.number",
-            all=sql.SQL(", ").join(map(sql.Identifier, there)),
+            all=sql.SQL(", ").join(map(sql.Identifier, names)),
             merged=sql.SQL(", ").join(
                 sql.SQL("r.{}" if name in self._compared else "(d.old).{}").format(sql.Identifier(name))
-                for name in there
+                for name in names
             ),
         )
 
@@ -366,7 +366,7 @@ class StateTable:
             written = set(reference.referenced) & set(self._compared)
             generated = any(self.columns[name].is_generated for name in reference.referenced)
             is_late = reference.on_update == _NO_ACTION
-            if not (written or generated) or (is_late and any(reference.child in each.tree for each in group)):
+            if not (written or generated) or (is_late and any(reference.child in table.tree for table in group)):
                 continue
             taken_over = self._is_taken_over(reference) if is_late else sql.SQL("false")
             self.execute(
@@ -437,7 +437,7 @@ class StateTable:
 
     def _describe_refusal(self, error: psycopg.Error) -> str:
         """Names the constraint and its table; texts of Postgres may hold values."""
-        diag, more = error.diag, ""
+        diag, hint = error.diag, ""
         table = f"{diag.schema_name}.{diag.table_name}" if diag.table_name else self.spec.state
         if diag.constraint_name is not None:
             cause = f"constraint {diag.constraint_name} of {table}"
@@ -446,10 +446,10 @@ class StateTable:
         else:
             cause = ", ".join([f"{type(error).__name__} in {table}", *self._interceptors])
         if isinstance(error, (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)):
-            more = ", or repair all rows in one transaction: --whole"
+            hint = ", or repair all rows in one transaction: --whole"
         return (
             f"{self.spec.state} cannot be repaired: {cause} does not allow it. These rows are as they were. "
-            f"Correct the canonical query of reconciliation {self.spec.name} or the rows that are in the way{more}"
+            f"Correct the canonical query of reconciliation {self.spec.name} or the rows that are in the way{hint}"
         )
 
 
@@ -521,13 +521,13 @@ def _refers(table: StateTable, other: StateTable) -> bool:
     return any(reference.child in table.tree for reference in other.references)
 
 
-def write_rows(connection: Connection, tables: Sequence[StateTable], *, whole: bool) -> Mapping[int, str]:
+def write_rows(connection: Connection, tables: Sequence[StateTable], *, is_whole: bool) -> Mapping[int, str]:
     """Writes the rows of all tables; returns what was left of the last one, by the rows' numbers."""
     ordered = order_tables(tables)
     connection.execute("SET CONSTRAINTS ALL DEFERRED")
     for table in ordered:
         with table.refusals():
-            table.find_surplus(whole=whole)
+            table.find_surplus(is_whole=is_whole)
     for table in reversed(ordered):
         with table.refusals():
             table.delete_surplus(ordered)

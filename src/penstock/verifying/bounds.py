@@ -57,7 +57,7 @@ class Bounds:
 @dataclass(frozen=True)
 class _PostgresState:
     kinds: dict[ShardName, str]  # those of the registered
-    begins: dict[ShardName, int]
+    journal_starts: dict[ShardName, int]
     checkpoints: dict[tuple[str, ShardName], int]
     registered: set[ShardName]
     evicting: set[ShardName]
@@ -79,27 +79,27 @@ def read_bounds(
     """Reads checkpoints, ends of the log and ends of the journal, in this order."""
     first = _read_starts(connection, scope, shards, start)
     state = _read_postgres(connection, scope, shards)
-    ends, findings = _read_log_ends(client, scope, shards, state)
+    log_ends, findings = _read_log_ends(client, scope, shards, state)
     journal = journal_tails(connection, scope)
-    findings += _check_checkpoints(state, ends, journal)
+    findings += _check_checkpoints(state, log_ends, journal)
     findings += _check_unread(state, journal, declared)
     for shard in shards:
-        ends.setdefault(shard, BEGINNING)  # an unreadable one holds nothing of ours
+        log_ends.setdefault(shard, BEGINNING)  # an unreadable one holds nothing of ours
     ranges, unexpected = [], []
     for shard in shards:
         end = journal.get(shard, BEGINNING)
-        if ends[shard] > end:
-            beyond = list(_read_beyond(client, scope, shard, end, ends[shard]))
+        if log_ends[shard] > end:
+            beyond = list(_read_beyond(client, scope, shard, end, log_ends[shard]))
             unexpected += beyond
             if not beyond:
-                text = f"the log has given offsets up to {ends[shard]}, the journal ends at {end}"
+                text = f"the log has given offsets up to {log_ends[shard]}, the journal ends at {end}"
                 findings.append(make_finding(shard, FindingKind.SURPLUS, "log", end + 1, text))
-        after = max(state.begins[shard], first.get(shard, end + 1)) - 1
-        if after < end:
+        previous = max(state.journal_starts[shard], first.get(shard, end + 1)) - 1
+        if previous < end:
             traits = get_traits(state.kinds.get(shard))
-            compared = min(ends[shard], end) if traits.keeps_records else QUEUED if traits.has_jobs else BEGINNING
-            ranges.append(VerificationRange(shard, after, end, compared, shard in state.evicting))
-    unpublished = sum(max(0, journal.get(shard, BEGINNING) - ends[shard]) for shard in shards)
+            compared = min(log_ends[shard], end) if traits.keeps_records else QUEUED if traits.has_jobs else BEGINNING
+            ranges.append(VerificationRange(shard, previous, end, compared, shard in state.evicting))
+    unpublished = sum(max(0, journal.get(shard, BEGINNING) - log_ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
 
 
@@ -132,9 +132,9 @@ def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardN
     state = _PostgresState(kinds, {}, {}, registered, evicting)
     values = name_shards(shards)
     rows = fetch(connection, scope, "penstock.verifying.checkpoints_and_beginnings", "reading checkpoints", values)
-    for channel, number, begins, consumer, offset in rows:
+    for channel, number, first_offset, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
-        state.begins[shard] = begins
+        state.journal_starts[shard] = first_offset
         if consumer is not None:
             state.checkpoints[consumer, shard] = offset
     return state
@@ -151,40 +151,40 @@ def _read_log_ends(
     while True:
         unreadable: list[Finding] = []
 
-        def note(shard: ShardName, error: ShardError, found: list[Finding] = unreadable) -> None:
-            found.append(make_finding(shard, FindingKind.SURPLUS, "log", 0, str(error)))
+        def note(shard: ShardName, error: ShardError, findings: list[Finding] = unreadable) -> None:
+            findings.append(make_finding(shard, FindingKind.SURPLUS, "log", 0, str(error)))
 
-        ends: dict[ShardName, Offset] = {}
-        for kind, some in of_kind.items():
-            ends |= ask_each(partial(get_kind(kind).ends, client, scope.namespace), some, note)
-        behind = any(at > ends.get(shard, at) for (_, shard), at in state.checkpoints.items())
+        log_ends: dict[ShardName, Offset] = {}
+        for kind, group in of_kind.items():
+            log_ends |= ask_each(partial(get_kind(kind).ends, client, scope.namespace), group, note)
+        behind = any(
+            checkpoint > log_ends.get(shard, checkpoint) for (_, shard), checkpoint in state.checkpoints.items()
+        )
         if not behind or monotonic() > deadline:
-            return ends, unreadable
+            return log_ends, unreadable
         sleep(_POLL_S)
 
 
 def _check_checkpoints(
-    state: _PostgresState, ends: dict[ShardName, Offset], journal: dict[ShardName, Offset]
+    state: _PostgresState, log_ends: dict[ShardName, Offset], journal: dict[ShardName, Offset]
 ) -> Iterator[Finding]:
     """Compares each checkpoint with the ends of journal and log, and with the beginning of the journal."""
-    for (consumer, shard), at in state.checkpoints.items():
-        if shard not in ends:
+    for (consumer, shard), checkpoint in state.checkpoints.items():
+        if shard not in log_ends:
             continue
-        end, begins = journal.get(shard, BEGINNING), state.begins[shard]
-        if at > end:
-            kind, text = FindingKind.AHEAD, f"its checkpoint is {at}, the journal ends at {end}"
-            first, count = end + 1, at - end
-        elif at > ends[shard]:
+        end, journal_start = journal.get(shard, BEGINNING), state.journal_starts[shard]
+        if checkpoint > end:
+            kind, text = FindingKind.AHEAD, f"its checkpoint is {checkpoint}, the journal ends at {end}"
+            first, count = end + 1, checkpoint - end
+        elif checkpoint > log_ends[shard]:
             kind = FindingKind.AHEAD
             ending = "Ick was marked up to" if state.kinds.get(shard) == "ick" else "log ends at"
-            text = (
-                f"its checkpoint is {at}, the {ending} {ends[shard]}: Redis has lost records, or no streamer fills it"
-            )
-            first, count = ends[shard] + 1, at - ends[shard]
-        elif at + 1 < begins:
+            text = f"its checkpoint is {checkpoint}, the {ending} {log_ends[shard]}: Redis has lost records, or no streamer fills it"
+            first, count = log_ends[shard] + 1, checkpoint - log_ends[shard]
+        elif checkpoint + 1 < journal_start:
             kind = FindingKind.MISSING
-            text = f"its checkpoint is {at}, the journal begins at {begins}: the records between were removed before it passed them"
-            first, count = at + 1, begins - at - 1
+            text = f"its checkpoint is {checkpoint}, the journal begins at {journal_start}: the records between were removed before it passed them"
+            first, count = checkpoint + 1, journal_start - checkpoint - 1
         else:
             continue
         yield make_finding(shard, kind, f"consumer {consumer}", first, text, count=count)
@@ -199,18 +199,22 @@ def _check_unread(
     """
     channels = {shard.channel for shard in state.registered}
     for shard, end in journal.items():
-        begins = state.begins.get(shard, 1)
-        if end < begins:
+        journal_start = state.journal_starts.get(shard, 1)
+        if end < journal_start:
             continue
         is_declared = shard in declared and shard.channel not in channels
         if shard not in state.registered and not is_declared:
             text = "no channel is registered or declared with this shard, so no consumer reads its records"
-            yield make_finding(shard, FindingKind.MISSING, "consumers", begins, text, count=end - begins + 1)
+            yield make_finding(
+                shard, FindingKind.MISSING, "consumers", journal_start, text, count=end - journal_start + 1
+            )
         for consumer in sorted(name for name, channel in state.consumers if channel == shard.channel):
             if (consumer, shard) not in state.checkpoints:
                 text = "it has no checkpoint in this shard, so it reads none of its records"
-                where = f"consumer {consumer}"
-                yield make_finding(shard, FindingKind.MISSING, where, begins, text, count=end - begins + 1)
+                source = f"consumer {consumer}"
+                yield make_finding(
+                    shard, FindingKind.MISSING, source, journal_start, text, count=end - journal_start + 1
+                )
 
 
 def _read_beyond(

@@ -46,7 +46,7 @@ class Finding:
 def make_finding(  # noqa: PLR0913  a finding has so many parts
     shard: ShardName,
     kind: FindingKind,
-    where: str,
+    source: str,
     offset: int,
     text: str,
     *,
@@ -54,7 +54,7 @@ def make_finding(  # noqa: PLR0913  a finding has so many parts
     count: int = 1,
 ) -> Finding:
     """A finding in a shard."""
-    return Finding(kind, where, shard.channel, shard.shard, offset, count, record, text)
+    return Finding(kind, source, shard.channel, shard.shard, offset, count, record, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ def classify(
     unexpected = list(unexpected)
     vacant = _vacant_runs(unexpected, findings)
     for entry in unexpected:
-        own = places.get(entry.record, []) if entry.record is not None else []
-        kind, belongs = _classify_one(own, vacant)
-        what = "no record" if entry.record is None else f"record {entry.record}"
+        journaled = places.get(entry.record, []) if entry.record is not None else []
+        kind, belongs = _classify_one(journaled, vacant)
+        content = "no record" if entry.record is None else f"record {entry.record}"
         instead = "" if entry.expected is None else f"; record {entry.expected} belongs there"
-        text = f"entry {entry.entry} holds {what}, {belongs}{instead}"
+        text = f"entry {entry.entry} holds {content}, {belongs}{instead}"
         yield Finding(kind, "log", entry.channel, entry.shard, entry.offset, 1, entry.record, text)
 
 
@@ -115,13 +115,13 @@ def _vacant_runs(unexpected: Iterable[UnexpectedEntry], findings: Iterable[Findi
     return sorted(runs)
 
 
-def _classify_one(own: list[JournalPlace], vacant: list[_Run]) -> tuple[FindingKind, str]:
+def _classify_one(journaled: list[JournalPlace], vacant: list[_Run]) -> tuple[FindingKind, str]:
     """The kind of an entry whose record the journal has at ``own``, and where the record belongs."""
-    if not own:
+    if not journaled:
         return FindingKind.SURPLUS, "which the journal does not know"
-    channel, shard, offset = own[0]
+    channel, shard, offset = journaled[0]
     belongs = f"which belongs to {channel}/{shard} offset {offset}"
-    if _is_vacant(own[0], vacant):
+    if _is_vacant(journaled[0], vacant):
         return FindingKind.INVERTED, belongs
     return FindingKind.DOUBLED, f"{belongs} and is there too"
 
@@ -167,8 +167,8 @@ def compare(
     verified: VerificationRange,
     expected: Sequence[ExpectedRecord],
     entries: Sequence[Entry],
-    begins: int,
-    log_begins: int = 0,
+    journal_start: int,
+    log_start: int = 0,
 ) -> Iterator[Finding | UnexpectedEntry]:
     """Yields everything that is wrong in a range.
 
@@ -177,18 +177,18 @@ def compare(
     """
     shard = verified.shard
     by_offset: dict[int, ExpectedRecord] = {}
-    for each in expected:
-        if each.offset in by_offset:
+    for row in expected:
+        if row.offset in by_offset:
             text = "two rows of the journal hold this offset"
-            yield make_finding(shard, FindingKind.DOUBLED, "journal", each.offset, text, record=each.record)
-        by_offset.setdefault(each.offset, each)
-    offsets = range(max(verified.after + 1, begins), verified.until + 1)
+            yield make_finding(shard, FindingKind.DOUBLED, "journal", row.offset, text, record=row.record)
+        by_offset.setdefault(row.offset, row)
+    offsets = range(max(verified.after + 1, journal_start), verified.until + 1)
     for first, count in _runs(n for n in offsets if n not in by_offset):
         text = "no row of the journal holds these offsets"
         yield make_finding(shard, FindingKind.MISSING, "journal", first, text, count=count)
     queued = verified.published == QUEUED
-    there = [each for each in expected if each.values is not None] if queued else expected
-    yield from _compare_staged(shard, there)
+    compared = [row for row in expected if row.values is not None] if queued else expected
+    yield from _compare_staged(shard, compared)
     yield from _compare_order(shard, expected)
     damaged = [error for error in _find_damaged(verified, entries) if error.first <= verified.until]
     for error in damaged:
@@ -198,7 +198,7 @@ def compare(
     readable = [entry for entry in entries if not is_batch(entry[1])]
     yield from _compare_entries(shard, by_offset, readable)
     present = {n for error in damaged for n in range(error.first, error.last + 1)}
-    present |= {n for n in by_offset if n < log_begins}
+    present |= {n for n in by_offset if n < log_start}
     yield from _missing_entries(shard, by_offset, readable, present, verified.published)
 
 
@@ -214,22 +214,22 @@ def _find_damaged(verified: VerificationRange, entries: Sequence[Entry]) -> Iter
 
 def _compare_staged(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
     """Compares the journal with the staged records."""
-    for each in expected:
-        record = each.record
-        if each.values is None:
+    for row in expected:
+        record = row.record
+        if row.values is None:
             text = f"the journal names record {record}, which is not there: it cannot be sent again"
-            yield make_finding(shard, FindingKind.MISSING, "staged", each.offset, text, record=record)
-        elif not each.at_home:
+            yield make_finding(shard, FindingKind.MISSING, "staged", row.offset, text, record=record)
+        elif not row.at_home:
             text = f"record {record} names another channel or shard than the journal"
-            yield make_finding(shard, FindingKind.CHANGED, "staged", each.offset, text, record=record)
+            yield make_finding(shard, FindingKind.CHANGED, "staged", row.offset, text, record=record)
 
 
 def _compare_order(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
     """Within a tick, the journal lists records in the order of their ids."""
-    for before, each in pairwise(expected):
-        if before.entry == each.entry and before.record > each.record:
-            text = f"record {each.record} comes after record {before.record} of the same tick"
-            yield make_finding(shard, FindingKind.INVERTED, "journal", each.offset, text, record=each.record)
+    for previous, row in pairwise(expected):
+        if previous.entry == row.entry and previous.record > row.record:
+            text = f"record {row.record} comes after record {previous.record} of the same tick"
+            yield make_finding(shard, FindingKind.INVERTED, "journal", row.offset, text, record=row.record)
 
 
 def _compare_entries(
@@ -243,11 +243,11 @@ def _compare_entries(
         values = tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
         if sequence or belongs is None or values is None or find_number(values[0]) != belongs.record:
             record = find_number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
-            wanted = belongs.record if belongs is not None and sequence == 0 else None
-            yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, wanted)
+            expected_record = belongs.record if belongs is not None and sequence == 0 else None
+            yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, expected_record)
         elif belongs.values is not None and values != tuple(belongs.values):
-            each = zip(NAMES, values, belongs.values, strict=True)
-            names = " and ".join(_SHOWN[name] for name, found, staged in each if found != staged)
+            columns = zip(NAMES, values, belongs.values, strict=True)
+            names = " and ".join(_SHOWN[name] for name, logged, staged in columns if logged != staged)
             text = f"{names} of record {belongs.record}: the log has another than the staged record"
             yield make_finding(shard, FindingKind.CHANGED, "log", offset, text, record=belongs.record)
 

@@ -90,7 +90,7 @@ def verify(
     Entries are compared from ``start`` on; checkpoints, ends and overlooked records in any case.  Shards that are
     ``declared`` are verified even if Postgres does not know them.
     """
-    began = monotonic()
+    started = monotonic()
     declared = frozenset(declared)
     shards = known_shards(connection, scope, declared)
     bounds = read_bounds(connection, client, scope, shards, start, declared)
@@ -103,7 +103,7 @@ def verify(
         examined.overtaken,
         {kind: counts[kind] for kind in FindingKind if counts[kind]},
         findings[:FINDINGS_KEPT],
-        monotonic() - began,
+        monotonic() - started,
     )
 
 
@@ -118,11 +118,11 @@ def _collect(
     classified = classify(unexpected, places, examined.findings)
     uncounted = [*bounds.findings, *classified, *missed]
     counts = Counter(examined.counts)
-    for each in uncounted:
-        counts[each.kind] += each.count
+    for finding in uncounted:
+        counts[finding.kind] += finding.count
     findings = sorted(
         [*uncounted, *examined.findings, *find_duplicates(examined.twice, places)],
-        key=lambda each: (each.channel, each.shard, each.offset, each.kind, each.where),
+        key=lambda finding: (finding.channel, finding.shard, finding.offset, finding.kind, finding.where),
     )
     return counts, findings
 
@@ -131,17 +131,17 @@ def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dic
     """The places of these records in the journal."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
-        wanted = {"records": list(records)}
-        rows = fetch(connection, scope, "penstock.verifying.places", "reading the journal", wanted)
+        values = {"records": list(records)}
+        rows = fetch(connection, scope, "penstock.verifying.places", "reading the journal", values)
         for record, channel, shard, offset in rows:
             places.setdefault(record, []).append((channel, shard, offset))
     return places
 
 
 def _find_overlooked(connection: Connection, scope: Scope) -> Iterator[Finding]:
-    for each in missed_records(connection, scope):
-        text = f"{each.count:,} records were committed before the last tick and have no offset; the first is record {each.first}"
-        yield make_finding(each.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=each.first, count=each.count)
+    for gap in missed_records(connection, scope):
+        text = f"{gap.count:,} records were committed before the last tick and have no offset; the first is record {gap.first}"
+        yield make_finding(gap.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=gap.first, count=gap.count)
 
 
 OFFSETS_A_READ = 2_000
@@ -149,11 +149,11 @@ BYTES_A_READ = 16 * 1024 * 1024
 """Most payload bytes of one read, as Postgres stores them, unless a single record is larger."""
 
 
-def divide(wanted: VerificationRange, most: int) -> Iterator[VerificationRange]:
+def divide(span: VerificationRange, max_offsets: int) -> Iterator[VerificationRange]:
     """Ranges of at most ``most`` offsets."""
-    for after in range(wanted.after, wanted.until, most):
-        until = min(wanted.until, after + most)
-        yield replace(wanted, after=after, until=until)
+    for position in range(span.after, span.until, max_offsets):
+        until = min(span.until, position + max_offsets)
+        yield replace(span, after=position, until=until)
 
 
 def connect_unparsed(url: str) -> RedisClient:
@@ -162,26 +162,26 @@ def connect_unparsed(url: str) -> RedisClient:
     # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
     on_a_cluster = isinstance(client, redis.RedisCluster)
     client.set_response_callback("XRANGE", _flatten if on_a_cluster else lambda reply, **_options: reply)
-    made: RedisClient = client
-    return made
+    typed: RedisClient = client
+    return typed
 
 
 def _flatten(reply: Any, **_options: Any) -> Any:
     return [(entry, [part for pair in fields.items() for part in pair]) for entry, fields in reply]
 
 
-def _read_entries(client: RedisClient, scope: Scope, wanted: VerificationRange) -> list[Entry]:
+def _read_entries(client: RedisClient, scope: Scope, span: VerificationRange) -> list[Entry]:
     """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record."""
-    key = log_keys(scope.namespace, wanted.shard).stream
-    until = min(wanted.until, wanted.published)
-    if until <= wanted.after:
+    key = log_keys(scope.namespace, span.shard).stream
+    until = min(span.until, span.published)
+    if until <= span.after:
         return []
-    with redis_errors(f"reading {wanted.shard}"):
-        entries: list[Entry] = client.execute_command("XRANGE", key, f"{wanted.after + 1}-0", str(until))
+    with redis_errors(f"reading {span.shard}"):
+        entries: list[Entry] = client.execute_command("XRANGE", key, f"{span.after + 1}-0", str(until))
         # A batch that begins in the range may end beyond it.
         beyond: list[Entry] = client.execute_command("XRANGE", key, str(until + 1), "+", "COUNT", 1)
     entries += [entry for entry in beyond if is_batch(entry[1])]
-    return [each for entry in entries for each in _unpack(wanted.shard, entry, range(wanted.after + 1, until + 1))]
+    return [unpacked for entry in entries for unpacked in _unpack(span.shard, entry, range(span.after + 1, until + 1))]
 
 
 def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
@@ -201,12 +201,12 @@ def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
             yield b"%d-0" % offset, [*chain.from_iterable(zip(NAMES, texts, strict=True))]
 
 
-def _read_log_beginning(client: RedisClient, scope: Scope, wanted: VerificationRange) -> int:
+def _read_log_beginning(client: RedisClient, scope: Scope, span: VerificationRange) -> int:
     """The first offset that the log has now, if older ones may have been evicted; otherwise 0."""
-    if not wanted.evicts:
+    if not span.evicts:
         return 0
-    [found] = extents(client, scope.namespace, [wanted.shard]).values()
-    return found.first
+    [extent] = extents(client, scope.namespace, [span.shard]).values()
+    return extent.first
 
 
 def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
@@ -215,33 +215,33 @@ def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange
     return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
 
-def _read_number(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange, default: int) -> int:
-    [(number,)] = _rows(connection, scope, statement, wanted)
+def _read_number(connection: Connection, scope: Scope, statement: str, span: VerificationRange, default: int) -> int:
+    [(number,)] = _rows(connection, scope, statement, span)
     return default if number is None else int(number)
 
 
-def _rows(connection: Connection, scope: Scope, statement: str, wanted: VerificationRange) -> list[tuple[Any, ...]]:
-    where: dict[str, Any] = {"channel": wanted.shard.channel, "shard": wanted.shard.shard}
-    where |= {"after": wanted.after, "until": wanted.until}
-    return fetch(connection, scope, statement, f"reading {wanted.shard}", where)
+def _rows(connection: Connection, scope: Scope, statement: str, span: VerificationRange) -> list[tuple[Any, ...]]:
+    values: dict[str, Any] = {"channel": span.shard.channel, "shard": span.shard.shard}
+    values |= {"after": span.after, "until": span.until}
+    return fetch(connection, scope, statement, f"reading {span.shard}", values)
 
 
 def examine_range(
-    connection: Connection, client: RedisClient, scope: Scope, wanted: VerificationRange
+    connection: Connection, client: RedisClient, scope: Scope, span: VerificationRange
 ) -> tuple[list[ExpectedRecord], Iterable[Finding | UnexpectedEntry]]:
     """The records that Postgres names in a range, and what is wrong with them there or in the log."""
     # The log first: a published record that Postgres names afterwards was in the log before.
-    entries = _read_entries(client, scope, wanted)
-    expected = _read_expected(connection, scope, wanted)
-    if _is_equal(wanted, expected, entries):
+    entries = _read_entries(client, scope, span)
+    expected = _read_expected(connection, scope, span)
+    if _is_equal(span, expected, entries):
         return expected, ()
-    begins = _read_number(connection, scope, "penstock.verifying.begins", wanted, wanted.until + 1)
-    return expected, compare(wanted, expected, entries, begins, _read_log_beginning(client, scope, wanted))
+    journal_start = _read_number(connection, scope, "penstock.verifying.begins", span, span.until + 1)
+    return expected, compare(span, expected, entries, journal_start, _read_log_beginning(client, scope, span))
 
 
-def _read_expected(connection: Connection, scope: Scope, wanted: VerificationRange) -> list[ExpectedRecord]:
+def _read_expected(connection: Connection, scope: Scope, span: VerificationRange) -> list[ExpectedRecord]:
     """The records that Postgres names."""
-    rows = _rows(connection, scope, "penstock.verifying.expected_records", wanted)
+    rows = _rows(connection, scope, "penstock.verifying.expected_records", span)
     return [
         ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
         for offset, record, entry, present, at_home, *values in rows
@@ -260,18 +260,18 @@ class InlineExaminer:
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
         """Compares every offset of the ranges."""
-        found = _Found()
+        totals = _Totals()
         with connect_unparsed(self._redis_url) as client:
-            for each in ranges:
-                most = offsets_a_read(self._connection, self._scope, each)
-                for wanted in divide(each, most):
-                    expected, wrong = examine_range(self._connection, client, self._scope, wanted)
-                    found.records += len(expected)
-                    found.add(wrong)
+            for requested in ranges:
+                max_offsets = offsets_a_read(self._connection, self._scope, requested)
+                for span in divide(requested, max_offsets):
+                    expected, wrong = examine_range(self._connection, client, self._scope, span)
+                    totals.records += len(expected)
+                    totals.add(wrong)
         again, twice = self._read_repeats(ranges)
-        found.counts[FindingKind.DOUBLED] += again
+        totals.counts[FindingKind.DOUBLED] += again
         return Examination(
-            found.records, self._count_overtaken(ranges), +found.counts, found.findings, found.unexpected, twice
+            totals.records, self._count_overtaken(ranges), +totals.counts, totals.findings, totals.unexpected, twice
         )
 
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
@@ -282,13 +282,13 @@ class InlineExaminer:
 
     def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
         """Number of records that come after a newer record of the same key."""
-        of, values = "reading the journal", _parameters(ranges)
-        [(number,)] = fetch(self._connection, self._scope, "penstock.verifying.overtaken", of, values)
+        doing, values = "reading the journal", _parameters(ranges)
+        [(number,)] = fetch(self._connection, self._scope, "penstock.verifying.overtaken", doing, values)
         return int(number)
 
 
 @dataclass
-class _Found:
+class _Totals:
     """Findings, up to ``FINDINGS_KEPT``; the rest is only counted."""
 
     records: int = 0
@@ -296,36 +296,36 @@ class _Found:
     findings: list[Finding] = field(default_factory=list)
     unexpected: list[UnexpectedEntry] = field(default_factory=list)
 
-    def add(self, found: Iterable[Finding | UnexpectedEntry]) -> None:
-        for each in found:
+    def add(self, results: Iterable[Finding | UnexpectedEntry]) -> None:
+        for result in results:
             is_kept = len(self.findings) + len(self.unexpected) < FINDINGS_KEPT
-            if isinstance(each, Finding):
-                self.counts[each.kind] += each.count
+            if isinstance(result, Finding):
+                self.counts[result.kind] += result.count
                 if is_kept:
-                    self.findings.append(each)
+                    self.findings.append(result)
             elif is_kept:
-                self.unexpected.append(each)
+                self.unexpected.append(result)
             else:
                 self.counts[FindingKind.SURPLUS] += 1  # its position is not looked up
 
 
 def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | list[int]]:
     return {
-        **name_shards(each.shard for each in ranges),
-        "after": [each.after for each in ranges],
-        "until": [each.until for each in ranges],
+        **name_shards(span.shard for span in ranges),
+        "after": [span.after for span in ranges],
+        "until": [span.until for span in ranges],
     }
 
 
-def _is_equal(wanted: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]) -> bool:
+def _is_equal(span: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]) -> bool:
     """True if both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
-    count = wanted.until - wanted.after
-    published = max(0, min(count, wanted.published - wanted.after))
+    count = span.until - span.after
+    published = max(0, min(count, span.published - span.after))
     if len(expected) != count or len(entries) != published:
         return False
     return (
-        [each.offset for each in expected] == [*range(wanted.after + 1, wanted.until + 1)]
-        and all(each.values is not None and each.at_home for each in expected)
+        [row.offset for row in expected] == [*range(span.after + 1, span.until + 1)]
+        and all(row.values is not None and row.at_home for row in expected)
         and all(one.entry != other.entry or one.record < other.record for one, other in pairwise(expected))
         and all(map(_is_same, expected, entries))
     )
