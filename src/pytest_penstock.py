@@ -23,7 +23,7 @@ APP, DATABASE_URL, REDIS_URL = "penstock_app", "penstock_database_url", "penstoc
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options in ``pytest.ini`` or ``[tool.pytest.ini_options]``."""
+    """Adds the options of ``pytest.ini`` and ``[tool.pytest.ini_options]``."""
     parser.addini(APP, "The pipeline under test, as module:attribute.", default="")
     for name, server in ((DATABASE_URL, "Postgres"), (REDIS_URL, "Redis or Valkey")):
         parser.addini(
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def penstock_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of the run's Postgres: your own, or an embedded one; tests use databases of their own on it."""
+    """URL of the run's Postgres, your own or an embedded one; each test has its own database there."""
     if own_url := _given(request.config, DATABASE_URL):
         yield own_url
         return
@@ -65,7 +65,7 @@ def penstock_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def penstock_create_tables() -> "Callable[[Engine], object]":
-    """Override it to return a function that creates your tables; it is called once, each test gets a copy."""
+    """Override it to return a function that creates your tables; called once, and copied for each test."""
     return lambda _: None
 
 
@@ -82,7 +82,7 @@ def _penstock_databases(
 
 @pytest.fixture
 def penstock_pipeline(request: pytest.FixtureRequest) -> "Pipeline":
-    """The pipeline under test: the one that ``penstock_app`` names; override it to choose another."""
+    """Provides the pipeline that ``penstock_app`` names; override it to choose another."""
     with _extra():
         from penstock.pipeline import load_pipeline  # noqa: PLC0415  not at start
     app = request.config.getini(APP)
@@ -116,7 +116,7 @@ def penstock_redis_url(penstock_redis: str, penstock_pipeline: "Pipeline") -> st
 
 @pytest.fixture
 def penstock_engine(penstock_database_url: str) -> "Iterator[Engine]":
-    """An engine for the test's database, with psycopg as its driver."""
+    """Provides an engine for the test's database, with psycopg as its driver."""
     from sqlalchemy import create_engine, make_url  # noqa: PLC0415  not at start
 
     url = make_url(penstock_database_url).set(drivername="postgresql+psycopg")
@@ -127,7 +127,7 @@ def penstock_engine(penstock_database_url: str) -> "Iterator[Engine]":
 
 @pytest.fixture
 def penstock_sessions(penstock_engine: "Engine", penstock_pipeline: "Pipeline") -> "sessionmaker[Session]":
-    """A sessionmaker for the test's database, attached to the pipeline."""
+    """Provides a sessionmaker for the test's database, attached to the pipeline."""
     from sqlalchemy.orm import sessionmaker  # noqa: PLC0415  not at start
 
     sessions = sessionmaker(penstock_engine)
@@ -165,7 +165,7 @@ def _variable(option: str) -> str:
 
 
 def _given(config: pytest.Config, option: str) -> str | None:
-    """A URL from the environment or from pytest's configuration."""
+    """Finds a URL in the environment or in pytest's configuration."""
     url = os.environ.get(_variable(option))
     if url is not None and not url.strip():
         pytest.fail(
@@ -177,7 +177,7 @@ def _given(config: pytest.Config, option: str) -> str | None:
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Name what to install if an import fails: applications that only stage have neither drivers nor servers."""
+    """Names what to install if an import fails: applications that only stage have neither drivers nor servers."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -44,17 +44,17 @@ def crashpoint(name: str) -> None:
 
 
 def is_repeated(name: str) -> bool:
-    """True if what was just done is to be done again, as after a lost answer."""
+    """True if a test wants the last step repeated, as after a lost reply."""
     return _repeats is not None and _repeats(name)
 
 
 def install_crashpoint(function: Callable[[str], None] | None) -> None:
-    """Have ``function`` called with the name of each crash point passed; None takes it away."""
+    """Installs a function that is called with the name of each crash point passed; None removes it."""
     global _installed  # noqa: PLW0603  one hook of a process is the point
     _installed = function
 
 
 def install_repeats(function: Callable[[str], bool] | None) -> None:
-    """Have ``function`` decide wherever ``is_repeated`` asks; None takes it away."""
+    """Installs the function behind ``is_repeated``; None removes it."""
     global _repeats  # noqa: PLW0603  as above
     _repeats = function

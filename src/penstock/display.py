@@ -34,7 +34,7 @@ _PASSWORD_IN_PARAMETER = re.compile(
 
 
 def escape(text: str) -> str:
-    """A text as one line, for a terminal: every invisible character, and every newline, as JSON escapes it.
+    """Returns a text as one line for a terminal: invisible characters and newlines escaped as in JSON.
 
     JSON text stays the same JSON: such a character can only stand within a string.
     """
@@ -59,7 +59,7 @@ codecs.register_error(UNENCODABLE, _escape_unencodable)
 
 
 def escape_lines(text: str) -> str:
-    """The same for a text of several lines; all but the first are indented, so that none of them passes for another line."""
+    """Escapes a text of several lines; indents all but the first, so that none can pose as a line of its own."""
     return "\n    ".join(escape(line) for line in text.split("\n"))
 
 
@@ -70,7 +70,7 @@ def mask(text: str) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """A value as JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
+    """Encodes a value as JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
     return json.dumps(value, default=_to_json, ensure_ascii=False, indent=indent)
 
 
@@ -85,12 +85,12 @@ def _to_json(value: Any) -> Any:
 
 
 def format_count(number: int, noun: str) -> str:
-    """A number of things for people: ``1 record``, ``1,234 records``."""
+    """Formats a number of things: ``1 record``, ``1,234 records``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def format_seconds(value: float) -> str:
-    """A duration for people: ``0.02 s``, ``14 s``, ``3 min``, ``5.1 h``."""
+    """Formats a duration: ``0.02 s``, ``14 s``, ``3 min``, ``5.1 h``."""
     for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
         if value < limit:
             return f"{value / divisor:.2g} {unit}"
@@ -98,7 +98,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_memory(value: int) -> str:
-    """An amount of memory for people: ``310 B``, ``1.5 kB``, ``64 MB``; a kilobyte has 1024 bytes."""
+    """Formats an amount of memory: ``310 B``, ``1.5 kB``, ``64 MB``; a kilobyte has 1024 bytes."""
     amount, unit = float(value), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 1000:  # noqa: PLR2004  three digits
@@ -108,7 +108,7 @@ def format_memory(value: int) -> str:
 
 
 def find_release() -> str:
-    """The version of Penstock; ``unknown`` where its code is not installed, but only on the path."""
+    """Returns the version of Penstock; ``unknown`` if its code is on the path without being installed."""
     try:
         return version("penstock-outbox")
     except PackageNotFoundError:

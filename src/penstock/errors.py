@@ -418,7 +418,7 @@ class UnsafeSetting(Refused):
 
 
 def from_wire(kind: str, message: str) -> PenstockError:
-    """An error that another process has raised, of which its class's name and its text arrive.
+    """Rebuilds an error of another process from its class's name and its text.
 
     Its other attributes stay behind.  One of an application's own classes becomes a ``PenstockError``.
     """

@@ -102,7 +102,7 @@ def configure_task() -> None:
 
 
 def _escape_values(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Every value as one line; a traceback as several."""
+    """Escapes each value to one line; a traceback keeps its lines."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = (escape_lines if name in ("exception", "stack") else escape)(value)

@@ -212,12 +212,12 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event
 
 
 def to_wire(event: Event) -> list[Any]:
-    """An event as JSON has it."""
+    """Converts an event to values of JSON."""
     return [type(event).__name__, *(getattr(event, name) for name in event.__match_args__)]
 
 
 def from_wire(values: Sequence[Any]) -> Event:
-    """The event of another process."""
+    """Rebuilds the event of another process."""
     kind, *fields = values
     return _KINDS[kind](*fields)
 
@@ -252,7 +252,7 @@ TroubleHandler = Callable[[TroubleReport], object]
 
 
 def _find_decimal_variable() -> ContextVar[decimal.Context]:
-    """The variable in which the module ``decimal`` has its context."""
+    """Returns the context variable of the module ``decimal``."""
     context = Context()
     context.run(decimal.getcontext)
     [variable] = context
@@ -263,7 +263,7 @@ _DECIMAL = _find_decimal_variable()
 
 
 def fresh_context() -> Context:
-    """Copies the context for one call of an application's function, which leaves nothing behind in it for the next one.
+    """Copies the context for one call of an application's function; the call leaves nothing behind for the next.
 
     A copy shares its values, and the context of ``decimal`` is one that is changed in place.
     """
@@ -299,7 +299,7 @@ class Observers:
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
-        """Has an observer while the block runs."""
+        """Adds an observer while the block runs."""
         self.add(observer)
         try:
             yield

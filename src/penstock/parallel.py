@@ -48,14 +48,14 @@ class Runner(ABC, Generic[Result]):
 
     @abstractmethod
     def drain(self, report: Callable[[Result], None] = lambda _: None) -> int:
-        """Rounds until nothing is left to do; returns the number of records done."""
+        """Runs rounds until nothing is left to do; returns the number of records."""
 
     @abstractmethod
     def run(self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None) -> None:
-        """Rounds until ``stop()`` is true.  Servers that do not answer are tried again, with growing pauses."""
+        """Runs rounds until ``stop()`` is true.  Retries servers that do not answer, with growing pauses."""
 
     def loop(self, report: Callable[[Result], None]) -> Loop:
-        """The runner as a loop that reports each round."""
+        """Returns the runner as a loop that reports each round."""
         return lambda stop: self.run(stop, report)
 
 
@@ -64,7 +64,7 @@ MAX_BACKOFF_S = 10.0
 
 
 def backoff_s(attempts: int, first_s: float, max_s: float) -> float:
-    """The pause after a number of failed attempts, in seconds: doubled after each of them."""
+    """Returns the pause after a number of failed attempts, in seconds; each doubles it."""
     return min(max_s, first_s * 2.0 ** min(attempts - 1, 60))
 
 
@@ -75,7 +75,7 @@ class Backoff:
         self._first_s, self._max_s, self._attempts = first_s, MAX_BACKOFF_S if max_s is None else max_s, 0
 
     def next_s(self) -> float:
-        """The pause after one more failure, in seconds."""
+        """Returns the pause after one more failure, in seconds."""
         self._attempts += 1
         return backoff_s(self._attempts, self._first_s, self._max_s)
 
@@ -85,7 +85,7 @@ class Backoff:
 
 
 def pause(seconds: float, stop: Callable[[], bool]) -> bool:
-    """Waits, or until ``stop()`` is true; returns whether it is."""
+    """Waits for some seconds, or until ``stop()`` is true; returns whether it is."""
     end = monotonic() + seconds
     while not stop() and (remaining := end - monotonic()) > 0:
         sleep(min(remaining, STEP_S))
@@ -100,7 +100,7 @@ before_abandoned: dict[object, Callable[[], object]] = {}
 
 
 def abandon() -> None:
-    """Calls what is to be called before the process is abandoned, all of it together, for ``ABANDON_S`` at most."""
+    """Calls all functions of ``before_abandoned`` at once, and waits up to ``ABANDON_S`` for them."""
 
     def call(function: Callable[[], object]) -> None:
         with suppress(Exception):  # the process ends
@@ -117,7 +117,7 @@ def abandon() -> None:
 
 
 def run_together(loops: Mapping[str, Loop], stop: Callable[[], bool]) -> None:
-    """Runs loops, by name, until ``stop()`` is true, or one of them fails: the others are stopped, and its error is raised."""
+    """Runs loops by name until ``stop()`` is true.  If one fails, stops the others and raises its error."""
     failures: list[BaseException] = []
 
     def stopped() -> bool:

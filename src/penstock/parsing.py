@@ -44,7 +44,7 @@ class UnreadableJson(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.  Raises ``ValueError``, also for too many digits, deep nesting, or no memory for it."""
+    """Parses a JSON text.  Raises ``ValueError``, also for too many digits, deep nesting, or lack of memory."""
     value = decode_json(text)
     if len(text) > _SHORT:
         check_nesting(text, value)
@@ -52,7 +52,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_several(texts: Sequence[str]) -> list[Any]:
-    """The values of JSON texts, in half the time of one by one.  Raises ``ValueError``."""
+    """Parses JSON texts together, in half the time of one by one.  Raises ``ValueError``."""
     parsed: list[Any] = decode_json(f"[{','.join(texts)}]")
     if len(parsed) != len(texts):
         # A text that is no JSON by itself must not be taken for a part of its neighbour.
@@ -64,7 +64,7 @@ def parse_several(texts: Sequence[str]) -> list[Any]:
 
 
 def decode_json(text: str) -> Any:
-    """As ``parse_json``, as deep as the stack allows.
+    """Parses a JSON text, nested as deep as the stack allows.
 
     By msgspec if it is installed, in a third of the time: what it takes has the value that ``json`` gives it, and what it
     refuses (``1e400``, half of a surrogate pair) is parsed by ``json``.
@@ -82,7 +82,7 @@ def decode_json(text: str) -> Any:
 
 @cache
 def _decoder() -> Callable[[str], Any]:
-    """The fastest decoder that is there; loaded when it is needed: an application that only stages does not parse."""
+    """Returns the fastest installed decoder; loaded on first use, because an application that only stages does not parse."""
     try:
         from msgspec.json import Decoder  # noqa: PLC0415
     except ImportError:
@@ -91,7 +91,7 @@ def _decoder() -> Callable[[str], Any]:
 
 
 def _scan(text: str) -> Any:
-    """Half the time of ``json.loads`` for a text without white space around it, which is how Postgres writes JSON."""
+    """Parses a text without white space around it, as Postgres writes JSON, in half the time of ``json.loads``."""
     value, end = _scan_once(text, 0)
     if end != len(text):
         raise ValueError("more than one value")
@@ -99,7 +99,7 @@ def _scan(text: str) -> Any:
 
 
 def check_nesting(text: str, value: Any) -> None:
-    """Checks how deep the value of a JSON text is nested; only one of many brackets is looked through.
+    """Checks the nesting of a JSON value; walks it only if its text has many brackets.
 
     Raises ``UnreadableJson`` if it is deeper than ``MAX_NESTING``.
     """
@@ -123,7 +123,7 @@ def _too_deep() -> UnreadableJson:
 
 
 def make_model_decoder(model: Any, subject: str) -> Decode:
-    """The decoder of a model: Pydantic's of its own, of dataclasses and of TypedDicts, msgspec's of Structs.
+    """Returns the decoder of a model: msgspec's for Structs, Pydantic's for its models, dataclasses and TypedDicts.
 
     Raises ``DeclarationError`` if the model cannot be used, and ``ImportError`` without Pydantic.
     """
@@ -175,7 +175,7 @@ _QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 
 
 def parse_number(text: bytes) -> int:
-    """A number as Postgres and Redis write it: digits of ASCII, with a sign if it is below zero.
+    """Parses a number as Postgres and Redis write it: ASCII digits, with a sign below zero.
 
     Raises ``ValueError`` for anything else, even if Python takes it for a number, or if it is out of the range of ``bigint``.
     """
@@ -186,7 +186,7 @@ def parse_number(text: bytes) -> int:
 
 
 def find_number(text: bytes) -> int | None:
-    """As ``parse_number``; None if the text is no such number."""
+    """Parses a number like ``parse_number``; None if the text is none."""
     try:
         return parse_number(text)
     except ValueError:
@@ -202,7 +202,7 @@ _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, Non
 
 
 def parse_duration(duration: Duration) -> float:
-    """The seconds of a duration, not below zero; a text without a unit is in seconds.  Raises ``ValueError``."""
+    """Converts a duration to seconds, at least 0; a text without a unit is in seconds.  Raises ``ValueError``."""
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, str):
@@ -217,7 +217,7 @@ def parse_duration(duration: Duration) -> float:
 
 
 def find_duration(value: Any) -> float:
-    """As ``parse_duration``; below zero if it is none, as True is not."""
+    """Converts a duration like ``parse_duration``; returns a negative number if it is none, as for True."""
     try:
         return -1.0 if isinstance(value, bool) else parse_duration(value)
     except (TypeError, ValueError, OverflowError):

@@ -115,27 +115,27 @@ class Pipeline:
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """The channels by name, without the logs that are read from other sources."""
+        """Channels by name, without the logs that are read from other sources."""
         return {n: c for n, c in self._channels.items() if not c.sources}
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
-        """All shards of all channels."""
+        """Names of all shards of all channels."""
         return tuple(s for channel in self._channels.values() for s in channel.shard_names)
 
     @property
     def rules(self) -> tuple[StagingRule, ...]:
-        """The staging rules, in the order of their declaration."""
+        """Staging rules, in the order of their declaration."""
         return tuple(self._rules)
 
     @property
     def consumers(self) -> dict[str, ConsumerSpec]:
-        """The consumers by name."""
+        """Consumers by name."""
         return dict(self._consumers)
 
     @property
     def reconciliations(self) -> dict[str, ReconciliationSpec]:
-        """The reconciliations by name."""
+        """Reconciliations by name."""
         return dict(self._reconciliations)
 
     def get_consumer(self, name: str) -> ConsumerSpec:
@@ -150,7 +150,7 @@ class Pipeline:
         return replace(spec, handler=surround(spec.handler, self._around)) if self._around else spec
 
     def find_payload(self, queue: Queue) -> type[Any] | None:
-        """The model of the payloads that the worker of a queue takes; None if it takes any."""
+        """Returns the payload model of a queue's worker; None if it takes any payload."""
         return next((spec.payload for spec in self._consumers.values() if spec.channel == queue), None)
 
     def get_reconciliation(self, name: str) -> ReconciliationSpec:
@@ -198,7 +198,7 @@ class Pipeline:
         return rule
 
     def find_mapped(self, model: type[Any]) -> type[Any]:
-        """The class of SQLAlchemy's for the class of a rule: itself, unless a pipeline takes models of another ORM."""
+        """Returns the SQLAlchemy class for the class of a rule: itself, unless the pipeline takes another ORM's models."""
         return model
 
     def marks_dirty(
@@ -332,7 +332,7 @@ class Pipeline:
         The session's transaction begins with the handler's first statement, and is committed together with the fact that
         the job is done.  A job whose handler has taken effect once is never handled again.  The worker is named
         as its function, unless ``name`` says otherwise.  With ``every=``, it also gets a job without a payload at each of these
-        times, of a schedule with its name: see ``every``, which can more.
+        times, of a schedule with its name: see ``every``, which has more options.
 
         Raises:
             DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
@@ -361,7 +361,7 @@ class Pipeline:
         data: Any = None,
         **options: Unpack[ScheduleOptions],
     ) -> ScheduleSpec:
-        """Declares a schedule: a job is staged by itself, one for each of its times, however many streamers run.
+        """Declares a schedule: one job is staged for each of its times, however many streamers run.
 
             pipeline.every("17 3 * * *", to=receipts, name="nightly", timezone="Europe/Berlin")
 
@@ -388,7 +388,7 @@ class Pipeline:
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
-        """The schedules by name."""
+        """Schedules by name."""
         return dict(self._schedules)
 
     def around(self, middleware: MiddlewareFunction, *, asynchronous: Middleware | None = None) -> MiddlewareFunction:
@@ -440,7 +440,7 @@ class Pipeline:
         tolerance: Mapping[str, float] | None = None,
         name: str | None = None,
     ) -> Callable[[Canonical], Canonical]:
-        """Declares that the decorated function tells what a consumer should hold: see ``ReconciliationSpec``.
+        """Declares that the decorated function defines what a consumer should hold: see ``ReconciliationSpec``.
 
         Args:
             of: The consumer: its handler, or its name.
@@ -481,7 +481,7 @@ class Pipeline:
         )
 
     def _own(self, channel: Channel, subject: str) -> None:
-        """Refuses a channel that the pipeline does not have."""
+        """Raises ``DeclarationError`` for a channel of another pipeline."""
         if self._channels.get(channel.name) != channel:
             raise DeclarationError(
                 f"{subject}: channel {channel.name} does not belong to this pipeline; "
@@ -500,7 +500,7 @@ class Pipeline:
         return observer
 
     def on_trouble(self, handler: TroubleHandler) -> TroubleHandler:
-        """Has a function called when something needs a person, wherever it happens: a halt, dead letters, a stopped shard, an epoch.
+        """Has a function called when an operator is needed: after a halt, dead letters, a stopped shard, a new epoch.
 
         Also a decorator.  A streamer calls it, within seconds, in a thread of its own: after what happened is committed, at least
         once across restarts, and of dead letters once for all that are new.  What it raises is logged by its class, and it is
@@ -534,12 +534,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def get_scope(pipeline: Pipeline | None) -> Scope:
-    """The scope of a pipeline; the default where none is given."""
+    """Returns the scope of a pipeline; the default without one."""
     return DEFAULT_SCOPE if pipeline is None else pipeline.scope
 
 
 def load_pipeline(app: str) -> Pipeline:
-    """Imports the module, also from the working directory, and returns its pipeline.
+    """Imports ``module:attribute``, searching the working directory too, and returns the pipeline.
 
     Raises:
         DeclarationError: The path is malformed, its module cannot be imported, or it names no pipeline.

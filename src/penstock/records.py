@@ -45,7 +45,10 @@ BEGINNING = Offset(0)
 
 
 def checked_schema(name: object, kind: str = "schema") -> str:
-    """The name of a schema or a namespace: an unquoted lower-case identifier of at most 63 characters.  Raises ``InvalidName``."""
+    """Returns the name of a schema or namespace if it is valid: an unquoted lower-case identifier.
+
+    Raises ``InvalidName``, also for more than 63 characters.
+    """
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise InvalidName(
             f"{kind} {name!r}: a {kind} has 1 to 63 characters of a-z, 0-9 and '_', and does not begin with a digit"
@@ -106,7 +109,7 @@ class LastRecord:
 
 
 def parse_offset(text: str) -> Offset:
-    """An offset of decimal digits.  Raises ``InvalidSetting``."""
+    """Parses an offset of decimal digits.  Raises ``InvalidSetting``."""
     return Offset(_parse_number(text))
 
 
@@ -119,7 +122,7 @@ def _parse_number(text: str) -> int:
 
 
 def parse_places(text: str) -> list[Place]:
-    """The places in a text, separated by spaces or commas; each may be followed by its record, as in an error's text.
+    """Parses places separated by spaces or commas; a record may follow each, as in the texts of errors.
 
     Raises ``InvalidSetting``.
     """
@@ -133,7 +136,7 @@ def parse_places(text: str) -> list[Place]:
 
 
 def parse_place(text: str) -> Place:
-    """The only place in a text.  Raises ``InvalidSetting``."""
+    """Parses a text of one place.  Raises ``InvalidSetting``."""
     places = parse_places(text)
     if len(places) > 1:
         raise InvalidSetting(f"{text!r}: give one place")
@@ -141,7 +144,7 @@ def parse_place(text: str) -> Place:
 
 
 def is_place(text: str) -> bool:
-    """True if a text is one place, and nothing else."""
+    """True if the text is one place."""
     return _PLACE.fullmatch(text) is not None
 
 
@@ -150,7 +153,7 @@ Moment = datetime | timedelta
 
 
 def to_time(seconds: float) -> datetime | None:
-    """A time in seconds since 1970; None if it is none: others may have written it."""
+    """Converts seconds since 1970 to a time; None if that is impossible: others may have written the number."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -158,7 +161,7 @@ def to_time(seconds: float) -> datetime | None:
 
 
 def parse_moment(text: str) -> Moment:
-    """A time in ISO 8601, which is in UTC if it names no zone, or how long ago: ``90s``, ``15min``, ``2h``, ``3d``.
+    """Parses a time in ISO 8601, UTC if it names no zone, or an age: ``90s``, ``15min``, ``2h``, ``3d``.
 
     Raises ``InvalidSetting``, also for a time that Postgres cannot store.
     """
@@ -227,19 +230,19 @@ class RecordColumns:
         return len(self.ids)
 
     def records(self, start: int, stop: int) -> "Iterator[Record[Any]]":
-        """The records ``start`` to ``stop``.
+        """Returns the records ``start`` to ``stop``.
 
-        Each is made when it is reached, and none is kept: the garbage collector would walk through all of them, again and again.
+        Each is made when it is reached and none is kept: the garbage collector would walk through all of them.
         """
         return map(partial(_view, self), range(start, stop))
 
     def column(self, name: str) -> Sequence[Any]:
-        """An attribute of each record."""
+        """Returns an attribute of each record."""
         values: Sequence[Any] = getattr(self, _COLUMNS.get(name, name))
         return values
 
     def parse(self, index: int) -> Any:
-        """The payload of a record; from the second that is asked for, those after it are parsed with it, in half the time."""
+        """Returns the payload of a record; from the second call on, parses the following ones with it, in half the time."""
         if self.parses_together:
             self._parse_from(index)
         elif self.parses_together is None:
@@ -249,7 +252,7 @@ class RecordColumns:
         return self.data[index]
 
     def _parse_from(self, index: int) -> None:
-        """Parses a payload and those after it up to a parsed one; if one of them cannot be, from now on each is left to itself."""
+        """Parses a payload and those after it, up to a parsed one; after a failure, payloads are parsed one by one."""
         unread = [*takewhile(_is_unread, self.data[index : index + MAX_TOGETHER])]
         span = slice(index, index + len(unread))
         try:
@@ -259,7 +262,7 @@ class RecordColumns:
 
 
 class Record(Generic[Payload]):
-    """A record at its place in the log, as a consumer gets it: immutable, equal to one of the same values.
+    """A record at its place in the log: immutable, equal to a record of the same values.
 
     A view of the columns of its entry, which takes a third of the time of an object with its own values.
     """
@@ -297,7 +300,7 @@ class Record(Generic[Payload]):
 
     @property
     def shard(self) -> Shard:
-        """Number of the shard."""
+        """Shard within the channel."""
         return self._columns.shard
 
     @property
@@ -307,7 +310,7 @@ class Record(Generic[Payload]):
 
     @property
     def id(self) -> RecordId:
-        """Number of the staged record: unique in the pipeline's life, for each source."""
+        """Id of the staged record: unique in the pipeline's life, for each source."""
         return self._columns.ids[self._at]
 
     @property
@@ -317,38 +320,38 @@ class Record(Generic[Payload]):
 
     @property
     def action(self) -> str:
-        """What happened."""
+        """Kind of change: ``insert``, ``update``, ``delete`` or the application's own word."""
         return self._columns.actions[self._at]
 
     @property
     def object(self) -> str:
-        """What it happened to."""
+        """Name of the changed object."""
         return self._columns.objects[self._at]
 
     @property
     def data_json(self) -> str:
-        """The payload as JSON text, as it came out of Postgres."""
+        """Payload as JSON text, as it came out of Postgres."""
         return self._columns.data_json[self._at]
 
     @property
     def headers_json(self) -> str:
-        """The headers as JSON text; empty if there are none."""
+        """Headers as JSON text; empty if there are none."""
         return self._columns.headers_json[self._at]
 
     @property
     def staged_us(self) -> int:
-        """When the record was staged, by Postgres' clock: microseconds since 1970 (UTC)."""
+        """Time of staging, by Postgres' clock: microseconds since 1970 (UTC)."""
         return self._columns.staged_us[self._at]
 
     @property
     def data(self) -> Any:
-        """The payload, parsed on first use. Raises ``ValueError`` if it is not JSON, or is nested deeper than can be read."""
+        """Payload, parsed on first use. Raises ``ValueError`` if it is not JSON or nested too deeply."""
         value = self._columns.data[self._at]
         return self._columns.parse(self._at) if value is _UNREAD else value
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers, parsed on first use; empty if there are none."""
+        """Headers, parsed on first use; empty if there are none."""
         parsed = self._columns.headers
         if self._at not in parsed:
             parsed[self._at] = parse_json(self.headers_json) if self.headers_json else {}
@@ -356,7 +359,7 @@ class Record(Generic[Payload]):
 
     @property
     def payload(self) -> Payload:
-        """The payload as the consumer's ``payload=…`` wants it, validated before the handler is called; else ``data``."""
+        """Payload in the type of ``payload=…``, validated before the handler is called; without it, ``data``."""
         payload: Payload = self._columns.payloads[self._at] if has_payload(self) else self.data
         return payload
 
@@ -367,11 +370,11 @@ class Record(Generic[Payload]):
 
     @property
     def source(self) -> str | None:
-        """The source that staged the record, if its log has sources: ``eu`` of ``rides@eu``."""
+        """Source that staged the record, if its log has sources: ``eu`` of ``rides@eu``."""
         return self.channel.partition("@")[2] or None
 
     def cloudevent(self, source: str) -> dict[str, Any]:
-        """The record as an event of CloudEvents 1.0, in the form for JSON.
+        """Returns the record as a CloudEvents 1.0 event, in its JSON format.
 
         Args:
             source: Whose events these are, a URI reference such as ``/shop``; with the channel's name behind it, it is the event's
@@ -395,7 +398,7 @@ class Record(Generic[Payload]):
 
     @property
     def place(self) -> str:
-        """Its place, for people: ``rides/2 offset 4118``."""
+        """Place of the record, for messages: ``rides/2 offset 4118``."""
         return str(Place(ShardName(self.channel, self.shard), self.offset))
 
     @property
@@ -420,7 +423,7 @@ class Record(Generic[Payload]):
 
 
 def _view(columns: RecordColumns, index: int) -> Record[Any]:
-    """The record at a place of its columns, made without the constructor."""
+    """Makes the record at an index of the columns, without the constructor."""
     record: Record[Any] = _new(Record)
     record._columns, record._at = columns, index  # noqa: SLF001  of its own module
     return record
@@ -430,26 +433,26 @@ _new = object.__new__
 
 
 def _payloads(item: Any) -> tuple[dict[Any, Any], Any]:
-    """The home of the ``payload`` of a record or a job, and its name there."""
+    """Returns the dict that holds the ``payload`` of a record or job, and its key there."""
     if isinstance(item, Record):
         return item._columns.payloads, item._at  # noqa: SLF001  of its own module
     return item.__dict__, "payload"
 
 
 def has_payload(item: Any) -> bool:
-    """True if ``set_payload`` has given a record or a job its ``payload``."""
+    """True if ``set_payload`` was called for the record or job."""
     payloads, name = _payloads(item)
     return name in payloads
 
 
 def set_payload(item: Any, payload: Any) -> None:
-    """Gives a record or a job its ``payload``."""
+    """Sets the ``payload`` of a record or job."""
     payloads, name = _payloads(item)
     payloads[name] = payload
 
 
 def forget_parsed(item: Any) -> None:
-    """Has a record or a job parse its payload anew: a handler may have changed what it was given."""
+    """Drops the parsed payload of a record or job: a handler may have changed it."""
     payloads, name = _payloads(item)
     payloads.pop(name, None)
     if isinstance(item, Record):

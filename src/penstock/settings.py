@@ -42,7 +42,7 @@ def _parse_text(value: object) -> str:
 
 
 def duration(*, most: float = float("inf"), zero: bool = False) -> Callable[[Any], float]:
-    """A parser of options in seconds; it does not quote the value, which may be a misplaced secret."""
+    """Returns a parser of durations; its errors do not quote the value, which may be a misplaced secret."""
 
     def parse(text: Any) -> float:
         _parse_text(text)
@@ -64,12 +64,12 @@ def _parse_pair(text: str) -> str:
 
 
 def _join_sources(context: typer.Context, pairs: list[str]) -> list[str]:
-    """The sources of options, after those of the environment and of the file, which they replace by name."""
+    """Joins the sources of options to those of environment and file, and replaces equal names."""
     return [*(context.default_map or {}).get("sources", ()), *pairs]
 
 
 def _setting(metavar: str | None = None, **more: Any) -> Any:
-    """An option; every text has a ``metavar``, and must not be empty."""
+    """Returns an option; a text has a ``metavar`` and must not be empty."""
     parser = {} if metavar is None else {"parser": _parse_text}
     return typer.Option(metavar=metavar, rich_help_panel=SETTINGS_PANEL, **(parser | more))
 
@@ -78,7 +78,7 @@ _DESCRIBED = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def read_helps(documented: object) -> tuple[str, dict[str, str]]:
-    """The sentence of a docstring, and the help that it has for each of the ``Args`` or ``Attributes`` behind it."""
+    """Returns the summary of a docstring, and the help of each of its ``Args`` or ``Attributes``."""
     sentence, _, described = (inspect.getdoc(documented) or "").partition("\n\nA")
     return sentence, {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(described)}
 
@@ -135,12 +135,12 @@ class Settings:
 
     @property
     def source_urls(self) -> dict[str, str]:
-        """The URL of each source, by the source's name."""
+        """URL of each source, by the source's name."""
         return _split(self.sources)
 
     @property
     def spark_conf(self) -> dict[str, str]:
-        """Spark's configuration, by name."""
+        """Spark configuration by name."""
         return _split(self.conf)
 
 
@@ -152,7 +152,7 @@ def _split(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
-    """The parameters of a function that takes these settings as options."""
+    """Returns the parameters of a function that takes these settings as options."""
     hints = get_type_hints(Settings, include_extras=True)
     defaults = {setting.name: [] if setting.default is MISSING else setting.default for setting in fields(Settings)}
     kind, (_, helps) = inspect.Parameter.KEYWORD_ONLY, read_helps(Settings)
@@ -163,7 +163,7 @@ def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
 
 
 def read_defaults(directory: Path = Path()) -> dict[str, Any]:
-    """Values of the environment and of ``pyproject.toml``, for options that are not given.
+    """Reads the defaults of options from the environment and ``pyproject.toml``.
 
     Raises ``InvalidSetting``, also if ``[tool.penstock]`` has an unknown name.
     """
@@ -187,7 +187,7 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
-    """The settings that are variables; an empty one stays: it is an error if it is used."""
+    """Reads the settings from the environment; keeps an empty one, which is an error if it is used."""
     values: dict[str, Any] = {name: os.environ.get(PREFIX + name.upper()) for name in NAMES if name != "sources"}
     if values["conf"] is not None:
         values["conf"] = json.loads(values["conf"]) if values["conf"].strip() else [""]
@@ -195,7 +195,7 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _read_sources(configured: dict[str, Any]) -> dict[str, str]:
-    """The sources of the environment and of the file, each from the first that names it."""
+    """Reads the sources from environment and file; the environment wins."""
     text, prefix = os.environ.get(f"{PREFIX}SOURCES", "{}"), f"{PREFIX}SOURCES__"
     several = json.loads(text) if text.strip() else {"": ""}
     if isinstance(several, dict) and not all(

@@ -44,12 +44,12 @@ class DamagedFrame(ValueError):
 
 
 def compress(codec: Codec, text: bytes) -> bytes:
-    """The text as a channel stores it.  Raises ``CodecMissing``."""
+    """Compresses a text.  Raises ``CodecMissing``."""
     return text if codec == "none" else _zstd().ZstdCompressor(level=1, write_checksum=True).compress(text)
 
 
 def is_installed(codec: Codec) -> bool:
-    """True if this process can read and write what is compressed with it."""
+    """True if this process can compress and decompress with the codec."""
     try:
         compress(codec, b"")
     except CodecMissing:
@@ -58,7 +58,10 @@ def is_installed(codec: Codec) -> bool:
 
 
 def size(codec: Codec, stored: bytes) -> int:
-    """Size of the text, in bytes.  Raises ``CodecMissing``, or ``DamagedFrame`` if it says more than ``MAX_BYTES``, or nothing."""
+    """Returns the decompressed size, in bytes.
+
+    Raises ``CodecMissing``, or ``DamagedFrame`` if the frame names no size or more than ``MAX_BYTES``.
+    """
     if codec == "none":
         return len(stored)
     try:
@@ -71,7 +74,7 @@ def size(codec: Codec, stored: bytes) -> int:
 
 
 def decompress(codec: Codec, stored: bytes) -> bytes:
-    """The text again.  Raises as ``size``."""
+    """Decompresses a text.  Raises as ``size``."""
     if codec == "none":
         return stored
     size(codec, stored)
@@ -84,7 +87,7 @@ def decompress(codec: Codec, stored: bytes) -> bytes:
 
 @cache
 def _zstd() -> Any:
-    """The library.  Raises ``CodecMissing``."""
+    """Imports the library.  Raises ``CodecMissing``."""
     try:
         import zstandard  # noqa: PLC0415  only where a channel compresses
     except ImportError as error:
@@ -126,7 +129,7 @@ class DamagedColumns(ValueError):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a batch, and what its first and last record are known by."""
+    """The columns of a batch, with id and time of its first and last record."""
 
     count: int  # number of records
     first_id: RecordId  # id of the first record
@@ -138,7 +141,7 @@ class Columns:
 
     @classmethod
     def pack(cls, rows: Sequence[Sequence[Any]]) -> "Columns":
-        """The columns of rows of id, key, action, object, data, headers and time; at least one row."""
+        """Packs rows of id, key, action, object, data, headers and time into columns; at least one row."""
         return cls.of_values([*zip(*rows, strict=True)])
 
     @classmethod
@@ -170,7 +173,7 @@ class Columns:
         return cls(count, first_id, first_us, RecordId(last_id), last_us, texts)
 
     def compressed(self, codec: Codec) -> "Columns":
-        """The same records, compressed, unless a column is larger than what is decompressed again.  Raises ``CodecMissing``."""
+        """Returns the columns compressed, unless one exceeds the limit of ``decompress``.  Raises ``CodecMissing``."""
         if codec == self.codec or (codec != "none" and max(map(len, self.texts)) > MAX_BYTES):
             return self
         texts = [compress(codec, self._text(column)) for column in range(len(COLUMNS))]
@@ -178,14 +181,14 @@ class Columns:
 
     @cached_property
     def ids(self) -> list[RecordId]:
-        """The records' ids."""
+        """Ids of the records."""
         beyond = self._numbers(0)
         consecutive = range(self.first_id, self.first_id + self.count)
         return cast("list[RecordId]", [*(map(add, consecutive, beyond) if any(beyond) else consecutive)])
 
     @cached_property
     def keys(self) -> list[str]:
-        """The records' keys; None for a record that is gone."""
+        """Keys of the records; None for a record that is gone."""
         return self._strings(1)
 
     @cached_property
@@ -200,12 +203,12 @@ class Columns:
 
     @cached_property
     def data_json(self) -> list[str]:
-        """The payloads as JSON text."""
+        """Payloads as JSON text."""
         return self._lines(4)
 
     @cached_property
     def headers_json(self) -> list[str]:
-        """The headers as JSON text; empty where there are none."""
+        """Headers as JSON text; empty where there are none."""
         return self._lines(5)
 
     @cached_property
@@ -215,15 +218,15 @@ class Columns:
         return [first + delta for delta in self._numbers(6)]
 
     def values(self) -> tuple[list[RecordId], list[str], list[str], list[str], list[str], list[str], list[int]]:
-        """The records' values, in the order of ``COLUMNS``."""
+        """Returns the values of the records, in the order of ``COLUMNS``."""
         return self.ids, self.keys, self.actions, self.objects, self.data_json, self.headers_json, self.staged_us
 
     def rows(self) -> Iterable[tuple[RecordId, str, str, str, str, str, int]]:
-        """The same, record by record."""
+        """Returns the values, record by record."""
         return zip(*self.values(), strict=True)
 
     def opened(self) -> "Columns":
-        """The same, not compressed; nothing else is checked but their sizes.  Raises ``DamagedColumns`` or ``CodecMissing``."""
+        """Returns the columns decompressed; checks only their sizes.  Raises ``DamagedColumns`` or ``CodecMissing``."""
         self._check_sizes()
         return self.compressed("none")
 
@@ -233,7 +236,7 @@ class Columns:
                 raise _damaged(column)
 
     def check(self) -> None:
-        """Reads all columns, and compares them with what the first and the last record are known by.
+        """Reads all columns, and compares them with id and time of the first and the last record.
 
         Raises ``DamagedColumns``, also if they are another batch's.
         """
@@ -250,7 +253,7 @@ class Columns:
 
     @cached_property
     def unfolded_size(self) -> int:
-        """Size of the lines of all records, in bytes, of columns that are not compressed."""
+        """Returns the bytes of all records' lines, in columns that are not compressed."""
         return sum(len(text) * (1 if b"\n" in text else self.count) for text in self.texts)
 
     def _size(self, column: int) -> int:
@@ -309,7 +312,7 @@ class Columns:
 
 
 def _parse_strings(text: str) -> list[Any]:
-    """The value of each line, which need not be a string if there are few of them."""
+    """Returns the value of each line; in a short column it need not be a string."""
     if len(text) <= _MAX_TOGETHER:
         return _parse_lines(text)
     if any(line[:1] != '"' and line != "null" for line in text.split("\n")):
@@ -318,7 +321,7 @@ def _parse_strings(text: str) -> list[Any]:
 
 
 def _parse_lines(text: str) -> list[Any]:
-    """The value of each line, in one call."""
+    """Returns the value of each line, in one call."""
     values: list[Any] = decode_json(f"[{text}]".replace("\n", ","))
     return values
 
@@ -331,12 +334,12 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=("\n", ":")).encode
 
 
 def _write(values: Sequence[int | str | None]) -> str:
-    """A line for each value, in JSON, in which no line break is left."""
+    """Returns one line of JSON for each value; JSON escapes line breaks."""
     return _encode(values)[1:-1]
 
 
 def _join(texts: Sequence[str]) -> str:
-    """A line for each JSON text; a line break in it is white space, for which a space does as well."""
+    """Returns one line for each JSON text; line breaks, which are white space there, become spaces."""
     lines = "\n".join(texts)
     if lines.count("\n") < len(texts):
         return lines
@@ -344,7 +347,7 @@ def _join(texts: Sequence[str]) -> str:
 
 
 def _fold(lines: bytes, count: int) -> bytes:
-    """The first of equal lines; otherwise all of them."""
+    """Returns the first line if all are equal; otherwise all of them."""
     line = lines[: lines.find(b"\n")] if count > 1 else lines
     may_be_equal = len(lines) == (len(line) + 1) * count - 1
     return line if may_be_equal and lines == b"\n".join([line] * count) else lines

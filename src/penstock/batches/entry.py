@@ -47,10 +47,10 @@ class Entry:
         previous: Offset = BEGINNING,
         check: bool = True,
     ) -> "Entry":
-        """The entry with the values of ``FIELDS``, which follows the record at ``after``.
+        """Parses the entry with the values of ``FIELDS``; ``previous`` is the offset before its first record.
 
-        Its columns are all read: damage is found here, and not in somebody's handler.  Unless ``whole``, they are only opened.
-        Raises ``DamagedColumns``, also if it begins before; or ``CodecMissing``.
+        Reads all columns, so that damage is found here and not in a handler; without ``check``, only opens them.
+        Raises ``DamagedColumns``, also if it begins at ``previous`` or before; or ``CodecMissing``.
         """
         first = cls.parse_first(last, values)
         first_id, first_us = _parse_identity(values[1])
@@ -69,7 +69,7 @@ class Entry:
 
     @staticmethod
     def parse_first(last: Offset, values: Sequence[bytes]) -> Offset:
-        """Offset of the first record of the entry with the values of ``FIELDS``.  Raises ``DamagedColumns``."""
+        """Returns the offset of the first record.  Raises ``DamagedColumns``."""
         with suppress(ValueError):
             first = parse_number(values[0])
             if max(0, last - MAX_RECORDS) < first <= last:
@@ -78,7 +78,7 @@ class Entry:
 
     @staticmethod
     def parse_last(values: Sequence[bytes]) -> tuple[RecordId, int]:
-        """Id of the last record of the entry with the values of ``FIELDS``, and when it was staged; reads no column.
+        """Returns id and staging time of the last record; reads no column.
 
         Raises ``DamagedColumns``.
         """
@@ -93,7 +93,7 @@ class Entry:
         return Offset(self.first + self.columns.count - 1)
 
     def values(self) -> list[bytes]:
-        """The values of ``FIELDS``."""
+        """Returns the values of ``FIELDS``."""
         columns = self.columns
         return [
             b"%d" % self.first,
@@ -105,17 +105,17 @@ class Entry:
 
     @property
     def offsets(self) -> Sequence[Offset]:
-        """The offsets of its records."""
+        """Offsets of its records."""
         return cast("Sequence[Offset]", range(self.first, self.last + 1))
 
     @cached_property
     def view(self) -> RecordColumns:
-        """The values of its records, by column.  Raises ``DamagedColumns``."""
+        """Values of its records, by column.  Raises ``DamagedColumns``."""
         return RecordColumns(self.shard.channel, self.shard.shard, self.offsets, *self.columns.values())
 
     @property
     def records(self) -> list[Record]:
-        """Its records.  Raises ``DamagedColumns``."""
+        """Records of the entry.  Raises ``DamagedColumns``."""
         return [*self.view.records(0, len(self))]
 
 

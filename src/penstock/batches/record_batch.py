@@ -13,7 +13,7 @@ from penstock.records import Offset, Payload, Record, RecordColumns, RecordId
 
 
 class GivenRecords:
-    """Records that somebody has made, as a part of ``Records``."""
+    """A sequence of records as a part of ``Records``."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = records
@@ -23,21 +23,21 @@ class GivenRecords:
 
     @cached_property
     def offsets(self) -> Sequence[Offset]:
-        """The offsets of the records."""
+        """Offsets of the records."""
         return self.column("offset")
 
     def records(self, start: int, stop: int) -> Iterable[Record]:
-        """The records ``start`` to ``stop``."""
+        """Returns the records ``start`` to ``stop``."""
         return self._records[start:stop]
 
     def column(self, name: str) -> Sequence[Any]:
-        """An attribute of each record."""
+        """Returns an attribute of each record."""
         return [getattr(record, name) for record in self._records]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Records ``start`` to ``stop`` of columns, or of given ones."""
+    """Records ``start`` to ``stop`` of a source."""
 
     source: RecordColumns | GivenRecords
     start: int
@@ -111,7 +111,7 @@ class Records(Sequence[Record[Payload]]):
         return self._column("offset")
 
     def after(self, offset: Offset) -> "Records[Payload]":
-        """The records behind an offset, of records of one shard."""
+        """Returns the records after an offset; all must be of one shard."""
         later = [part for part in self._parts if part.last > offset]
         if later:
             first = later[0]
@@ -120,12 +120,12 @@ class Records(Sequence[Record[Payload]]):
         return Records(later)
 
     def continues(self, offset: Offset) -> bool:
-        """True if the record after an offset is among these, of one shard."""
+        """True if the record after the offset is here; all must be of one shard."""
         return bool(self._parts) and self._parts[0].first - 1 <= offset < self._parts[-1].last
 
     @property
     def ids(self) -> list[RecordId]:
-        """Number of each staged record."""
+        """Ids of the staged records."""
         return self._column("id")
 
     @property
@@ -145,12 +145,12 @@ class Records(Sequence[Record[Payload]]):
 
     @property
     def data_json(self) -> list[str]:
-        """The payloads as JSON text."""
+        """Payloads as JSON text."""
         return self._column("data_json")
 
     @property
     def headers_json(self) -> list[str]:
-        """The headers as JSON text; empty where there are none."""
+        """Headers as JSON text; empty where there are none."""
         return self._column("headers_json")
 
     @property
@@ -160,7 +160,7 @@ class Records(Sequence[Record[Payload]]):
 
     @property
     def data(self) -> list[Any]:
-        """The payloads, parsed in one call, in half the time that ``record.data`` of each takes; parsed anew each time.
+        """Payloads, parsed in one call and anew each time: half the time of ``record.data`` one by one.
 
         Raises:
             ValueError: One of them is not JSON, or cannot be read.
@@ -191,7 +191,7 @@ class Records(Sequence[Record[Payload]]):
 
 
 def as_records(*sources: Entry | RecordColumns | Iterable[Record]) -> Records[Any]:
-    """The records of entries and columns, or given ones."""
+    """Returns the records of entries, of columns, or of sequences."""
     converted = map(_as_source, sources)
     return Records([_Part(source, 0, len(source)) for source in converted if len(source)])
 
@@ -207,7 +207,7 @@ def _as_source(source: Entry | RecordColumns | Iterable[Record]) -> RecordColumn
 
 
 def join_records(several: Iterable[Sequence[Record]]) -> Records[Any]:
-    """The records of several shards, one after the other."""
+    """Returns the records of several shards, one after the other."""
     parts: list[_Part] = []
     for records in several:
         parts += (records if isinstance(records, Records) else as_records(records))._parts  # noqa: SLF001  of its own room

@@ -1,10 +1,10 @@
 """Times of cron expressions.
 
-What a field matches is a local time, which no change of the clocks concerns; it is looked for without a time zone, within fifty years.
-What it is in UTC depends on the hours of the expression:
+The fields match local times, found without a time zone, within fifty years.
+Their times in UTC depend on the hours of the expression:
 
-- all of them: each time that the clocks show, so that time passes evenly: ``*/10 * * * *`` goes on every ten minutes while they go back
-- some of them: each local time once, the first if it exists twice; and if it does not exist, when the clocks have gone forward
+- all hours: every time that the clocks show, so ``*/10 * * * *`` goes on every ten minutes while they go back
+- some hours: each local time once: the first if it exists twice; if the clocks skip it, the moment of the skip
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,10 @@ HOURS = frozenset(range(24))
 
 
 def check_cron(expression: str, zone: tzinfo) -> str | None:
-    """Returns what is wrong with a cron expression; where the library that reads it is missing, the streamer does."""
+    """Returns what is wrong with a cron expression; None if nothing is.
+
+    Without the library that parses it, the streamer checks it instead.
+    """
     try:
         from cronsim import CronSimError  # noqa: PLC0415  an application that only stages does not have it
     except ModuleNotFoundError:
@@ -33,7 +36,7 @@ def check_cron(expression: str, zone: tzinfo) -> str | None:
 
 
 def cron_times(expression: str, zone: tzinfo, start: datetime) -> Iterator[datetime]:
-    """The times after a moment, in UTC and in their order, without end; none if there is none within fifty years."""
+    """Yields the times after ``start`` in UTC, in order and without end; none if there is none in fifty years."""
     from cronsim import CronSim  # noqa: PLC0415  as above
 
     local = start.astimezone(zone)
@@ -53,7 +56,10 @@ def cron_times(expression: str, zone: tzinfo, start: datetime) -> Iterator[datet
 
 
 def _shown_times(times: Iterator[datetime], zone: tzinfo, again: int) -> Iterator[datetime]:
-    """Local times as the clocks show them for the first time, or for the last, ``again``; without those that they skip."""
+    """Yields the moments at which the clocks show local times: the first, or with ``again`` the last.
+
+    Local times that the clocks skip are left out.
+    """
     for local in times:
         moment = local.replace(tzinfo=zone, fold=again).astimezone(UTC)
         if _local_time(moment, zone) == local:
@@ -61,7 +67,7 @@ def _shown_times(times: Iterator[datetime], zone: tzinfo, again: int) -> Iterato
 
 
 def _first_times(times: Iterator[datetime], zone: tzinfo) -> Iterator[datetime]:
-    """Local times as the clocks show them for the first time; those that they skip as soon as they have."""
+    """Yields the moments at which the clocks first show local times; a skipped one is the moment of the skip."""
     for local in times:
         moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
         yield moment if _local_time(moment, zone) == local else _find_change(local, zone)
@@ -72,7 +78,7 @@ def _local_time(moment: datetime, zone: tzinfo) -> datetime:
 
 
 def _find_change(skipped: datetime, zone: tzinfo) -> datetime:
-    """The moment at which the clocks skip a local time."""
+    """Returns the moment at which the clocks skip a local time."""
     early, late = (skipped.replace(tzinfo=zone, fold=again).astimezone(UTC) for again in (1, 0))
     offset = early.astimezone(zone).utcoffset()
     while (apart := (late - early) // timedelta(seconds=1)) > 1:

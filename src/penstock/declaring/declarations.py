@@ -41,7 +41,7 @@ MEMBERS_A_BATCH = 500
 
 @dataclass(frozen=True)
 class StagingRule:
-    """Which changes of which class are staged for which channel, and how.
+    """A rule: which changes of a class are staged, for which channel, and how.
 
     Attributes:
         model: The mapped class; subclasses that are mapped are included.
@@ -110,7 +110,7 @@ class StagingRule:
             raise self._error('key is missing; name what keeps its order, for example key="id"')
 
     def _checked_names(self, part: str) -> Named | None:
-        """The names in key or tenant: one name as text, several as a tuple."""
+        """Returns the names in ``key`` or ``tenant``: one as text, several as a tuple."""
         value: Named | None = getattr(self, part)
         if value is None or callable(value) or isinstance(value, str):
             return value
@@ -313,12 +313,12 @@ class ReconciliationSpec:
 
     @property
     def state(self) -> str:
-        """The state's table, for people."""
+        """Qualified name of the state's table, for messages."""
         return self.table if self.schema is None else f"{self.schema}.{self.table}"
 
 
 def table_named(state: Any) -> tuple[str | None, str]:
-    """Schema and name of a table that was given as text, as a mapped class, or as SQLAlchemy's ``Table``."""
+    """Returns schema and name of a table given as text, as a mapped class, or as SQLAlchemy's ``Table``."""
     table = getattr(state, "__table__", state)
     if isinstance(table, str):
         schema, _, name = table.rpartition(".")
@@ -332,5 +332,5 @@ def table_named(state: Any) -> tuple[str | None, str]:
 
 
 def checked_changes(on: Change | Collection[Change]) -> frozenset[Change]:
-    """The kinds of change as a set; one word may stand alone."""
+    """Returns the kinds of change as a set; ``on`` may be a single one."""
     return frozenset([on] if isinstance(on, str) else on)

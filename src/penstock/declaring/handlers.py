@@ -108,7 +108,7 @@ def is_async(handler: Handler) -> bool:
 
 
 def default_name(handler: object) -> str:
-    """The name of a consumer that is given none: its handler's."""
+    """Returns the default name of a consumer: its handler's."""
     name = getattr(handler, "__name__", None)
     if not isinstance(name, str):
         raise DeclarationError(
@@ -118,7 +118,7 @@ def default_name(handler: object) -> str:
 
 
 def check_handler(consumer: str, handler: object) -> None:
-    """Makes sure that calling the handler with a session and what it is to handle does its work."""
+    """Checks that a call with a session and the items runs the handler's body."""
     if not callable(handler):
         raise DeclarationError(f"consumer {consumer}: the handler is a {type(handler).__name__}, which is not callable")
     if _is_generator(handler):
@@ -143,7 +143,7 @@ def _is_generator(handler: Handler) -> bool:
 
 
 def _function(handler: Handler) -> Callable[..., Any]:
-    """The function whose body runs when the handler is called."""
+    """Returns the function whose body runs when the handler is called."""
     while isinstance(handler, partial):
         handler = handler.func
     if inspect.isroutine(handler) or inspect.isclass(handler):
@@ -159,7 +159,7 @@ MiddlewareFunction = TypeVar("MiddlewareFunction", bound=Middleware)
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is called around handlers."""
+    """Middleware: the functions that are called around handlers."""
 
     middleware: Middleware  # a plain function is called around all handlers, unless there is an ``async def`` one
     asynchronous: Middleware | None = None  # called instead around those that are ``async def``
@@ -180,7 +180,7 @@ class Around:
             raise DeclarationError("around: it takes a plain function, and asynchronous= one that is `async def`")
 
     def check(self, subject: str, handler: Handler) -> None:
-        """Refuses a plain handler if only an ``async def`` function is there, which nobody could await around it."""
+        """Refuses a plain handler if the only middleware is ``async def``: nothing could await it."""
         if is_async(self.middleware) and not is_async(handler):
             name = getattr(self.middleware, "__name__", repr(self.middleware))
             raise DeclarationError(
@@ -190,7 +190,7 @@ class Around:
             )
 
     def wrap(self, handler: Handler) -> Handler:
-        """The handler within the function of its kind."""
+        """Wraps the handler in the function of its kind, plain or async."""
         if not is_async(handler):
             return _surround(handler, self.middleware)
         if self.asynchronous is not None or is_async(self.middleware):
@@ -199,7 +199,7 @@ class Around:
 
 
 def surround(handler: Handler, around: Sequence[Around]) -> Handler:
-    """The handler within what is around it; the first one is the outermost."""
+    """Wraps the handler in its middleware; the first is the outermost."""
     for layer in reversed(around):
         handler = layer.wrap(handler)
     return handler
@@ -240,7 +240,7 @@ def _surround_async(handler: Any, middleware: Any) -> Handler:
 
 
 def _bridge(handler: Any, middleware: Any) -> Handler:
-    """A plain function around an ``async def`` handler: with the plain session of the ``AsyncSession``, as in its ``run_sync``."""
+    """Runs plain middleware around an ``async def`` handler, on the plain session of the ``AsyncSession``."""
 
     @wraps(handler)
     async def called(session: Any, items: Any) -> object:

@@ -50,7 +50,7 @@ LARGEST_MEMORY = 1 << 60
 
 
 def checked_name(name: object, kind: str) -> str:
-    """The name, if it keeps the rule."""
+    """Returns the name if it is valid.  Raises ``InvalidName``."""
     if not isinstance(name, str) or not NAME_RULE.fullmatch(name):
         raise InvalidName(
             f"{kind} {name!r}: a name has 1 to 63 characters of a-z, 0-9, '_', '.' and '-', "
@@ -60,7 +60,7 @@ def checked_name(name: object, kind: str) -> str:
 
 
 def checked_consumer(name: object) -> str:
-    """The name of a consumer, if it keeps the rule."""
+    """Returns the name of a consumer if it is valid.  Raises ``InvalidName``."""
     checked = checked_name(name, "consumer")
     if REPLAY_RULE.fullmatch(checked):
         raise InvalidName(f"consumer {checked!r}: such names are those of replays; take another one")
@@ -68,7 +68,7 @@ def checked_consumer(name: object) -> str:
 
 
 def checked_source(name: object) -> str:
-    """The name of a source, if it keeps the rule."""
+    """Returns the name of a source if it is valid.  Raises ``InvalidName``."""
     if not isinstance(name, str) or not _SOURCE_RULE.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise InvalidName(
             f"source {name!r}: a name has a-z and 0-9, and a single '_' between them, as in 'eu' or 'us_east'"
@@ -77,7 +77,10 @@ def checked_source(name: object) -> str:
 
 
 def checked_channel(name: object) -> str:
-    """The name of a channel, if it keeps the rule; that of a source's log ends with ``@`` and the source."""
+    """Returns the name of a channel if it is valid; a source's log is called ``name@source``.
+
+    Raises ``InvalidName``.
+    """
     base, separator, source = name.partition("@") if isinstance(name, str) else (name, "", "")
     checked_name(base, "channel")
     if separator and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
@@ -86,20 +89,20 @@ def checked_channel(name: object) -> str:
 
 
 def is_number(value: object, least: float, most: float) -> bool:
-    """True if something is a number within limits: a whole one, if ``least`` is."""
+    """True if ``value`` is a number within the limits, and whole if ``least`` is."""
     numbers = int if isinstance(least, int) else (int, float)
     return isinstance(value, numbers) and not isinstance(value, bool) and least <= value <= most
 
 
 def refuse_sources(channel: "Channel", subject: str, why: str) -> None:
-    """Refuses a log that is read from several sources, where only this database's own channels will do."""
+    """Refuses a log with several sources where a channel of this database is needed."""
     if channel.sources:
         sources = ", ".join(channel.sources)
         raise DeclarationError(f"{subject}: log {channel.name} is read from the sources {sources}, and {why}")
 
 
 def check_reconciled(channel: "Channel", subject: str) -> None:
-    """Makes sure that a consumer of the channel can be compared at a cut."""
+    """Checks that a consumer of the channel can be compared at a cut."""
     if not channel.traits.keeps_records:
         raise DeclarationError(
             f"{subject}: it reads {channel.traits.title}, and stands at no offset that a cut could equal. "
@@ -109,16 +112,16 @@ def check_reconciled(channel: "Channel", subject: str) -> None:
 
 
 def shard_for_key(key: str | bytes, shards: int) -> Shard:
-    """The shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
+    """Returns the shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
 
-    A hash that Postgres and every language have, so that triggers and other producers agree with this function.
+    Postgres and every language have this hash, so triggers and other producers agree with this function.
     """
     key_bytes = key.encode() if isinstance(key, str) else key
     return Shard(int.from_bytes(hashlib.sha256(key_bytes).digest()[:4]) % shards)
 
 
 class Seconds:
-    """A field of a declaration that is a duration: given as seconds, a ``timedelta`` or a text such as ``"10m"``, kept as seconds."""
+    """A duration in a declaration: takes seconds, a ``timedelta`` or a text such as ``"10m"``; kept in seconds."""
 
     def __init__(self, default: Duration, least: float = 0.0, most: float = 100 * 365 * 86_400.0) -> None:
         self._default, self._least, self._most = parse_duration(default), least, most
@@ -140,7 +143,7 @@ class Seconds:
 
 
 def check_payload(subject: str, model: object) -> None:
-    """Makes sure that payloads can be made into ``model``."""
+    """Checks that payloads can be parsed into ``model``."""
     if is_typeddict(model) and sys.version_info < (3, 12) and type(model).__module__ == "typing":
         raise DeclarationError(
             f"{subject}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: Pydantic cannot read typing's"
@@ -161,7 +164,7 @@ def check_payload(subject: str, model: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What holds of every channel of a kind, declared or registered.  What it does with Redis: ``channels.channel_kinds``."""
+    """Traits of every channel of a kind, declared or registered; ``channels.channel_kinds`` has its part in Redis."""
 
     title: str  # what messages call it
     keeps: str  # what it holds in Redis, and for how long, if not until every consumer has passed it
@@ -173,7 +176,7 @@ class Traits:
 
     @property
     def verb(self) -> str:
-        """The command that runs its consumers."""
+        """Command that runs its consumers."""
         return "work" if self.has_jobs else "consume"
 
 
@@ -185,7 +188,7 @@ _TRAITS: Mapping[Any, Traits] = {
 
 
 def get_traits(kind: str | None) -> Traits:
-    """The traits of a kind; those of a log, which all began with, for a channel that nobody has registered."""
+    """Returns the traits of a kind; those of a log for a channel that nobody has registered."""
     return _TRAITS.get(kind, _TRAITS["log"])
 
 
@@ -200,7 +203,7 @@ class _Sharded:
 
     @property
     def traits(self) -> Traits:
-        """What holds of its kind."""
+        """Traits of its kind."""
         return get_traits(self.kind)
 
     def _check(self) -> None:
@@ -227,12 +230,12 @@ class _Sharded:
         self._check_range("max_bytes", value, LARGEST_MAX_BYTES, hint)
 
     def shard_for(self, key: str | bytes) -> Shard:
-        """The shard of a key: see ``shard_for_key``."""
+        """Returns the shard of a key: see ``shard_for_key``."""
         return shard_for_key(key, self.shards)
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
-        """All its shards."""
+        """Names of its shards."""
         return tuple(ShardName(self.name, Shard(number)) for number in range(self.shards))
 
 
@@ -294,11 +297,11 @@ class LogChannel(_Sharded, Generic[Payload]):
     @property
     @override
     def shard_names(self) -> tuple[ShardName, ...]:
-        """All its shards; none, if it is read from several sources, each of which has its own."""
+        """Names of its shards; empty with several sources, each of which has its own."""
         return () if self.sources else super().shard_names
 
     def of_source(self, source: str, shards: int = 1) -> Self:
-        """The log of one of its sources: ``rides@eu``."""
+        """Returns the log of one of its sources: ``rides@eu``."""
         return replace(self, name=f"{self.name}@{source}", shards=shards, sources=())
 
     def _check_choice(self, setting: str, chosen: object, choices: tuple[str, ...]) -> None:
@@ -307,7 +310,7 @@ class LogChannel(_Sharded, Generic[Payload]):
 
     @property
     def stored_as(self) -> str:
-        """The registered format: ``plain``, or how packed entries are compressed."""
+        """Registered storage format: ``plain``, or the codec of packed entries."""
         return "plain" if self.entries == "plain" else self.compression
 
     @property
@@ -340,7 +343,7 @@ class Ick(_Sharded):
 
     @property
     def max_bytes(self) -> int:
-        """Its records have no payload."""
+        """Limit of a payload: 0, because its records have none."""
         return MAX_PAYLOAD_BYTES
 
 
@@ -405,7 +408,7 @@ class Queue(_Sharded):
 
     @property
     def limits_as_json(self) -> dict[str, Any]:
-        """Its limits as they are registered: of tenants, of keys, and where keys are the same; nothing if it has none."""
+        """Limits in the registered form: of tenants, of keys, and where a key is the same; empty if there are none."""
         if not self.limits and not self.key_limits and self.keys_within == "queue":
             return {}
         tenants, keys = (

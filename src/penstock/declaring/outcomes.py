@@ -33,13 +33,13 @@ _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
 
 
 class HandlerOutcome(Exception):
-    """An answer of a handler other than having done its work; raised, or returned by a handler of one job, record or member."""
+    """An outcome other than success; raised, or returned by the handler of one job, record or member."""
 
     reason: str = ""  # why
 
 
 class Snooze(HandlerOutcome):
-    """Not now: the same again later, without counting as a failure.  A shard of a log or an Ick waits that long.
+    """Retry later, without counting a failed attempt.  A shard of a log or an Ick waits that long.
 
     Attributes:
         after_s: Seconds until then; None lets the pauses grow, from 50 ms up to ten seconds.
@@ -67,7 +67,7 @@ class Snooze(HandlerOutcome):
 
 
 class Cancel(HandlerOutcome):
-    """It need not be done: the job is finished, the record or the member is passed, without an effect."""
+    """Skip: the job is finished, or the record or member passed, without an effect."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -75,7 +75,7 @@ class Cancel(HandlerOutcome):
 
 
 class DeadLetter(HandlerOutcome):
-    """No attempt can succeed: it is dead-lettered now."""
+    """Dead-letter now: no attempt can succeed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -83,7 +83,7 @@ class DeadLetter(HandlerOutcome):
 
 
 def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:
-    """The record of a message, and when it was staged in microseconds since 1970; None if a pipeline did not write the message.
+    """Returns the record's id and its staging time in microseconds since 1970; None without a pipeline.
 
     Args:
         id_: The message's id.
@@ -140,12 +140,12 @@ class Job(Generic[Payload]):
 
     @cached_property
     def data(self) -> Any:
-        """The payload, parsed on first use. Raises ``ValueError`` if it cannot be read."""
+        """Payload, parsed on first use. Raises ``ValueError`` if it cannot be read."""
         return parse_json(self.data_json)
 
     @cached_property
     def headers(self) -> dict[str, Any]:
-        """The headers, parsed on first use; empty if there are none."""
+        """Headers, parsed on first use; empty if there are none."""
         return {name: value for name, value in self._all_headers().items() if name != RESERVED}
 
     def _all_headers(self) -> dict[str, Any]:
@@ -160,17 +160,17 @@ class Job(Generic[Payload]):
 
     @property
     def action(self) -> str:
-        """The change: ``insert``, ``update``, ``delete`` or the application's own word."""
+        """Kind of change: ``insert``, ``update``, ``delete`` or the application's own word."""
         return str(self._own.get("action", ""))
 
     @property
     def object(self) -> str:
-        """The changed object."""
+        """Name of the changed object."""
         return str(self._own.get("object", ""))
 
     @cached_property
     def payload(self) -> Payload:
-        """The payload as the worker's ``payload=…`` wants it, validated before the handler is called; else ``data``."""
+        """Payload in the type of ``payload=…``, validated before the handler is called; without it, ``data``."""
         payload: Payload = self.data
         return payload
 
@@ -192,25 +192,26 @@ class Job(Generic[Payload]):
 
     @cached_property
     def result(self) -> Any:
-        """What ``set_result`` was given last; None if nothing."""
+        """Result last set by ``set_result``; None if there is none."""
         return None
 
     def set_result(self, result: Any) -> None:
-        """Sets a result that ``find_job`` gives the application: written in the transaction of the effect, once the handler returns.
+        """Sets the result that ``find_job`` returns; it is written in the handler's transaction, after its return.
 
         Args:
-            result: What a payload may be, up to 64 KB of JSON.
+            result: Any valid payload, up to 64 KB of JSON.
         """
         self.__dict__["result"] = result
 
     def report_progress(self, fraction: float, note: str = "") -> None:
-        """Says how far the job is, for ``find_job`` and ``penstock trace``: within half a second, whatever becomes of the attempt.
+        """Reports the progress of the job, for ``find_job`` and ``penstock trace``.
 
-        It takes no time: the worker's own thread writes the newest of each job, twice a second.
+        The call only keeps it: a thread of the worker writes the newest report of each job twice a second,
+        even if the attempt fails later.
 
         Args:
-            fraction: The part that is done: 0 to 1.
-            note: A word about it, up to 500 characters.
+            fraction: Completed part of the job, 0 to 1.
+            note: A short text, up to 500 characters.
 
         Raises:
             InvalidMessage: ``fraction`` is out of range.
@@ -228,12 +229,12 @@ class Job(Generic[Payload]):
 
     @property
     def deadline(self) -> datetime | None:
-        """From when on it is dead-lettered instead of handed over; None if it has no deadline."""
+        """Time from which the job is dead-lettered instead of handed over; None without a deadline."""
         return datetime.fromtimestamp(self.deadline_ms / 1000, UTC) if self.deadline_ms else None
 
     @property
     def place(self) -> str:
-        """Its place, for people: ``receipts/0 record 4118``."""
+        """Place of the job, for messages: ``receipts/0 record 4118``."""
         return f"{self.channel}/{self.shard} record {self.id}"
 
     def __repr__(self) -> str:

@@ -85,13 +85,13 @@ class ScheduleSpec:
 
     @property
     def text(self) -> str:
-        """The schedule as it is registered: two that differ in nothing have one text."""
+        """Registered form of the schedule; equal schedules have equal texts."""
         if self._is_cron:
             return " ".join(str(self.every).split())
         return f"{find_duration(self.every):.6f}".rstrip("0").rstrip(".") + "s"
 
     def slots(self, start: datetime) -> Iterator[datetime]:
-        """Its times after a moment, without end; none if there is none within fifty years."""
+        """Yields its times after ``start``, without end; none if there is none within fifty years."""
         if self._is_cron:
             yield from cron_times(self.text, self._zone, start)
             return
@@ -103,14 +103,17 @@ class ScheduleSpec:
             slot += interval
 
     def due(self, first: datetime, now: datetime) -> list[datetime]:
-        """The slots of which jobs are to be staged now, out of those from ``first`` on that have passed."""
+        """Returns the slots, from ``first`` on, whose jobs are due to be staged now."""
         if self.catch_up == "all":
             return self._last_slots(first, now, MAX_CATCH_UP)[:MAX_AT_ONCE]
         [last] = self._last_slots(first, now, 1)
         return [] if self.catch_up == "skip" and now - last > timedelta(seconds=LATE_S) else [last]
 
     def _last_slots(self, first: datetime, now: datetime, most: int) -> list[datetime]:
-        """The last slots that have passed: looked for in the last hour, then further back, as there may have been millions."""
+        """Returns the last slots that have passed.
+
+        Searches the last hour, then further back: there may have been millions.
+        """
         span = timedelta(hours=1)
         while now - span > first:
             slots = self.slots(now - span)
@@ -122,7 +125,7 @@ class ScheduleSpec:
         return list(deque(takewhile(lambda slot: slot <= now, slots), maxlen=most))
 
     def next_slot(self, start: datetime) -> datetime | None:
-        """Its first time after a moment; None if there is none any more."""
+        """Returns its first time after ``start``; None if there is none."""
         return next(self.slots(start), None)
 
     @property
@@ -131,7 +134,7 @@ class ScheduleSpec:
 
     @property
     def _zone(self) -> tzinfo:
-        """The time zone; UTC needs no database of them."""
+        """Time zone of the cron expression; UTC needs no time zone database."""
         return UTC if self.timezone == "UTC" else ZoneInfo(self.timezone)
 
     def _error(self, field: str, value: object, why: str) -> DeclarationError:

@@ -50,7 +50,7 @@ class Unique:
 
     @property
     def held_until(self) -> Literal["queued", "running", "window"]:
-        """The event that ends it."""
+        """Event at which the message releases the name."""
         return "window" if self.window_s else self.until
 
 
@@ -103,7 +103,7 @@ class KeyLimits:
 
 
 def limits_as_json(limits: TenantLimits | KeyLimits) -> dict[str, float]:
-    """Those fields that are no defaults."""
+    """Returns the fields that differ from their defaults."""
     defaults = type(limits)()
     values = ((field.name, getattr(limits, field.name)) for field in fields(limits))
     return {name: value for name, value in values if value != getattr(defaults, name)}
@@ -113,7 +113,7 @@ L = TypeVar("L", TenantLimits, KeyLimits)
 
 
 def parse_limits(kind: type[L], rows: Mapping[str, Any]) -> dict[str, L]:
-    """Limits by name from ``limits_as_json``; without fields of a later release, and without what somebody wrote and is no limits."""
+    """Returns limits by name, from ``limits_as_json``; drops fields of later releases and invalid limits."""
     field_names, limits = {field.name for field in fields(kind)}, {}
     for name, values in rows.items():
         with suppress(InvalidMessage, AttributeError):
@@ -148,7 +148,7 @@ def check_unique(unique: object) -> None:
 
 
 def checked_duration(field: str, value: object, most: float) -> float:
-    """The seconds of a duration."""
+    """Returns the seconds of a duration."""
     seconds = find_duration(value)
     if not 0 <= seconds <= most:
         raise InvalidMessage(
@@ -165,27 +165,27 @@ def check_priority(priority: object) -> None:
 
 
 def mark_key(key: str, priority: object) -> str:
-    """A key, with the priority of its message, as a queue holds it; what a producer has made up by hand is the normal one."""
+    """Returns a key as a queue stores it, with the priority of its message; an unknown priority is normal."""
     return f"{_MARKS.get(str(priority), '')}{key}"
 
 
 def unmark_key(stored_key: str) -> str:
-    """The key of a message, of a key as a queue holds it."""
+    """Returns the key of a message from the key that a queue stores."""
     return stored_key[2:] if stored_key.startswith("\1") else stored_key
 
 
 def name_within(tenant: str, name: str) -> str:
-    """A unique name within a tenant, as a queue holds it: no other name is the same."""
+    """Returns the stored form of a unique name within a tenant; no other name has the same."""
     return f"{tenant}\0{name}"
 
 
 def name_as_staged(stored_name: str) -> str:
-    """The name of a message, of a name as a queue holds it: without the tenant of ``name_within``."""
+    """Returns the name of a message from its stored form: without the tenant of ``name_within``."""
     return stored_name.rpartition("\0")[2]
 
 
 def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> str:
-    """The text, if a queue can take it as a name."""
+    """Returns the text if a queue can take it as a name."""
     if not isinstance(value, str):
         raise InvalidMessage(field, f"is {type(value).__name__}; it takes str")
     if not value and not may_be_empty:
@@ -199,7 +199,7 @@ def checked_text(field: str, value: object, *, may_be_empty: bool = False) -> st
 
 
 def utf8(field: str, value: str) -> bytes:
-    """The text as UTF-8."""
+    """Returns the text as UTF-8."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -207,14 +207,14 @@ def utf8(field: str, value: str) -> bytes:
 
 
 def checked_delay(delay_s: object) -> float:
-    """The delay in seconds, if a queue can take it."""
+    """Returns the delay in seconds if a queue can take it."""
     if not isinstance(delay_s, int | float) or not 0 <= delay_s <= MAX_DELAY_S:
         raise InvalidMessage("delay_s", f"is {delay_s!r}; it takes 0 to {MAX_DELAY_S:,.0f} seconds")
     return delay_s
 
 
 def check_times(delay_s: object, due: object, deadline: object) -> None:
-    """Checks when a message may be read, and until when."""
+    """Checks delay, due time and deadline of a message."""
     if checked_delay(delay_s) and due is not None:
         raise InvalidMessage("due", "and a delay exclude each other")
     for name, moment in (("due", due), ("deadline", deadline)):

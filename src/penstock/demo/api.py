@@ -41,7 +41,7 @@ Work = Callable[[Session, Request, bytes], Response]
 
 
 def create(session: Session, _: Request, body: bytes) -> Response:
-    """POST /rides: books a ride."""
+    """Handles POST /rides: books a ride."""
     distance, ride = _distance(body), Ride(amount_cents=0)
     ride.charge(round(distance * CENTS_A_METRE))
     session.add(ride)
@@ -52,14 +52,14 @@ def create(session: Session, _: Request, body: bytes) -> Response:
 
 
 def correct(session: Session, request: Request, body: bytes) -> Response:
-    """PATCH /rides/ID: corrects the distance."""
+    """Handles PATCH /rides/ID: corrects the distance."""
     cents = round(_distance(body) * CENTS_A_METRE)
     _ride(session, request).charge(cents)
     return PlainTextResponse("", 204)
 
 
 def cancel(session: Session, request: Request, _: bytes) -> Response:
-    """DELETE /rides/ID: cancels the ride."""
+    """Handles DELETE /rides/ID: cancels the ride."""
     ride = _ride(session, request)
     ride.delta_cents = -ride.amount_cents  # type: ignore[misc]  # an instance's own
     session.delete(ride)
@@ -67,7 +67,7 @@ def cancel(session: Session, request: Request, _: bytes) -> Response:
 
 
 def application(engine: Engine, extra_routes: Sequence[Route] = ()) -> Starlette:
-    """The API on a database that has the demo's tables, and ``more`` routes."""
+    """Makes the API on a database that has the demo's tables, with ``extra_routes``."""
     sessions = sessionmaker(engine.execution_options(isolation_level="SERIALIZABLE"))
     pipeline.attach(sessions)
     return Starlette(
@@ -117,7 +117,7 @@ def _ride(session: Session, request: Request) -> Ride:
 
 
 def _distance(body: bytes) -> float:
-    """The distance of a request: JSON, or a form, as ``curl -d distance=123.0`` posts it."""
+    """Parses the distance of a request: JSON, or a form, as ``curl -d distance=123.0`` posts it."""
     value: Any
     try:
         value = parse_json(body.decode()).get("distance")
@@ -154,12 +154,12 @@ class Recruits:
         self.recruiter.install(self._consume_late, LATE_CONSUMER, rate)
 
     def wrap(self, application: ASGIApp) -> ASGIApp:
-        """The application, whose responses enlist."""
+        """Wraps the application, so that its responses enlist."""
         return ASGIEnlister(application, self.recruiter)
 
     @property
     def routes(self) -> list[Route]:
-        """A cheap request, and the counters."""
+        """Routes of a cheap request and of the counters."""
         return [Route("/health", _health), Route("/recruits", self._count)]
 
     def _chores(self, owner: Pipeline) -> Chores:
@@ -182,7 +182,7 @@ async def _health(_: Request) -> Response:
 
 
 def _has_begun() -> bool:
-    """True if the consumer has begun with the tables."""
+    """True if the late consumer has begun with the tables."""
     with connect_postgres(os.environ["PENSTOCK_DATABASE_URL"], application="demo") as connection:
         rows = connection.execute(
             "SELECT FROM rocket_rides_log.checkpoints WHERE consumer = %s LIMIT 1", (LATE_CONSUMER,)

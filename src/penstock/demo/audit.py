@@ -145,7 +145,7 @@ class Audit:
 
     @property
     def settled(self) -> bool:
-        """Every committed record is before every consumer's checkpoint, and every job is done."""
+        """True if every consumer's checkpoint is past all committed records, and every job is done."""
         return (
             self.staged == self.sequenced
             and all(c["position"] == self.staged for c in self.consumers.values())
@@ -155,7 +155,7 @@ class Audit:
 
     @property
     def equal(self) -> bool:
-        """Nothing is lost, doubled or out of order, every total is the canonical one, and the index equals the table."""
+        """True if nothing is lost, doubled or out of order, every total is canonical, and the index equals the table."""
         totals = {consumer["total_cents"] for consumer in self.consumers.values()}
         return (
             not (self.lost or self.doubled or self.out_of_order)

@@ -67,7 +67,7 @@ class Simulator:
         return sum(self.answers.values()) + self.health_checks
 
     def only_check_health(self) -> None:
-        """Changes nothing from now on: the clients go on with cheap requests."""
+        """Has the clients send only cheap requests from now on, which change nothing."""
         self._is_traffic_over = True
 
     def stop(self) -> None:
@@ -146,7 +146,7 @@ class DemoProgress:
 
     @property
     def equal(self) -> bool:
-        """The audit is equal, the seeded drift was repaired, and the late consumer has the same rows."""
+        """True if the audit is equal, the seeded drift is repaired, and the late consumer has the same rows."""
         drift, late = self.drift, self.audit.late_consumer
         is_repaired = drift is None or (drift.seeded == drift.found == drift.repaired and not late.different)
         return self.audit.equal and is_repaired
@@ -224,7 +224,7 @@ class Demo:
 
     @cached_property
     def _api(self) -> ApiProcesses:
-        """While one of those that do the work is started again, the other one answers."""
+        """Processes of the API: two that do the work, so that one answers while the other restarts; otherwise one."""
         if not self._steals:
             return ApiProcesses(self._environment(), 1)
         return ApiProcesses(self._environment(**FAULTS, **{RATE: str(STEALING_RATE)}), 2)
@@ -336,7 +336,7 @@ class Demo:
         )
 
     def _phase(self, now: Audit, seconds: float) -> str:
-        """The phase of the demo."""
+        """Names the phase of the demo."""
         if seconds < self.seconds:
             return "running"
         if self.reconcile and self._drift is None:

@@ -62,7 +62,7 @@ FLOODING = "driver-0"
 
 
 def assign_driver() -> str:
-    """A driver for a ride."""
+    """Draws a driver for a ride."""
     dice = random.random()  # noqa: S311  not for secrets
     return FLOODING if dice < 0.6 else f"driver-{1 + int(dice * 1000) % 40}"  # noqa: PLR2004
 
@@ -156,7 +156,7 @@ def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None
 
 @pipeline.consumer(reads=rides)
 def ride_totals(session: Session, records: Sequence[Record]) -> None:
-    """A running total: shows any record that is lost, doubled or invented."""
+    """Keeps a running total, which shows any record that is lost, doubled or invented."""
     _note_effects(session, "ride_totals", records)
     session.execute(
         text("UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride_totals'"),
@@ -166,20 +166,20 @@ def ride_totals(session: Session, records: Sequence[Record]) -> None:
 
 @pipeline.consumer(reads=rides)
 def ride_copies(session: Session, records: Sequence[Record]) -> None:
-    """A copy of the table: shows any record that is out of order."""
+    """Keeps a copy of the table, which shows any record that is out of order."""
     _note_effects(session, "ride_copies", records)
     keep_copies(session, "copies", records)
 
 
 @pipeline.consumer(reads=ride_index, name="ride_index")
 def index_rides(session: Session, members: Sequence[str]) -> None:
-    """A search index: shows any mark that is lost.  It receives the ids of dirty rides and reads their rows."""
+    """Keeps a search index from the ids of dirty rides, which shows any mark that is lost."""
     session.execute(_INDEX, {"ids": [int(member) for member in members]})
 
 
 @pipeline.worker(reads=receipts, lease=5.0)
 def send_receipts(session: Session, job: Job) -> None:
-    """A receipt for each booking: shows any job that is lost or done twice."""
+    """Writes a receipt for each booking, which shows any job that is lost or done twice."""
     session.execute(
         text("INSERT INTO rocket_rides.receipts VALUES (:ride_id, :driver)"),
         {"ride_id": job.data["ride_id"], "driver": job.tenant},
@@ -188,13 +188,13 @@ def send_receipts(session: Session, job: Job) -> None:
 
 @pipeline.reconciliation(of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"])
 def canonical_total(_: object) -> str:
-    """The correct total."""
+    """Returns the correct total."""
     return "SELECT 'ride_totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"
 
 
 @pipeline.reconciliation(of=ride_copies, state="rocket_rides.copies", key="ride_id")
 def canonical_copies(_: object) -> str:
-    """The correct copy."""
+    """Returns the correct copy."""
     return CANONICAL_COPIES
 
 
@@ -206,13 +206,13 @@ late_pipeline = Pipeline([rides, ride_index], schema=pipeline.scope.schema, name
 
 @late_pipeline.consumer(reads=rides, name=LATE_CONSUMER)
 def ride_late(session: Session, records: Sequence[Record]) -> None:
-    """A copy of the table that has not seen the first records."""
+    """Keeps a copy of the table without having seen the first records."""
     keep_copies(session, "late_copies", records)
 
 
 @late_pipeline.reconciliation(of=ride_late, state="rocket_rides.late_copies", key="ride_id")
 def canonical_late(_: object) -> str:
-    """The rows that the copy begins with."""
+    """Returns the rows with which the late copy begins."""
     return CANONICAL_COPIES
 
 

@@ -84,7 +84,7 @@ def start_child(
 
 
 def last_lines(output: IO[bytes]) -> str:
-    """The last ``LAST_LINES`` lines that a process wrote."""
+    """Returns the last ``LAST_LINES`` lines that a process wrote."""
     output.seek(0)
     return "\n".join(output.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:])
 
@@ -104,7 +104,7 @@ def end(process: subprocess.Popen[bytes] | None, timeout_s: float) -> None:
 
 
 def busy_workers(pid: int) -> list[int]:
-    """Process ids of a Spark application's Python workers that run a long task; none if it has ended."""
+    """Returns the process ids of a Spark application's Python workers that run a long task; none if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(pid).children(recursive=True)
         return [child.pid for child in children if _is_busy_worker(child)]
@@ -137,7 +137,7 @@ class ApiProcesses:
             process.start()
 
     def count(self) -> dict[str, int]:
-        """Counters of the recruits so far; those of the last moments of a killed process are missing."""
+        """Adds up the counters of the recruits; the last moments of a killed process are missing."""
         for url in self.urls:
             try:
                 counters = httpx.get(f"{url}/recruits", timeout=2).json()

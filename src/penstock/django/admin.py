@@ -35,19 +35,19 @@ class LetterAdmin(admin.ModelAdmin):
     """The pages of dead letters."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Refused."""
+        """Returns False: dead letters cannot be edited here."""
         del request
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Refused."""
+        """Returns False: dead letters cannot be edited here."""
         del request, obj
         return False
 
     has_delete_permission = has_change_permission
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """The newest dead letters; a POST asks the workers to retry those that are chosen."""
+        """Shows the newest dead letters; a POST asks the workers to retry the chosen ones."""
         del extra_context
         self._check(request)
         if request.method == "POST":
@@ -67,7 +67,7 @@ class LetterAdmin(admin.ModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """One dead letter."""
+        """Shows one dead letter."""
         del form_url, extra_context
         self._check(request)
         from penstock.operating.letters import read_record  # noqa: PLC0415  the driver's part
@@ -130,7 +130,7 @@ def _connected() -> "Iterator[tuple[Connection, Scope]]":
 
 
 def _find_position(query: Any) -> "LetterPosition | None":
-    """Where the page before ended; None if that is not, or wrongly, said."""
+    """Parses the position where the previous page ended; None if it is missing or invalid."""
     from penstock.operating.letters import LetterPosition  # noqa: PLC0415  the driver's part
 
     try:
@@ -147,7 +147,7 @@ def _name(letter: "DeadLetterRow") -> str:
 
 
 def _find(connection: "Connection", scope: "Scope", names: Sequence[str]) -> "list[DeadLetterRow]":
-    """The dead letters by consumer and place; those that are gone are left out."""
+    """Finds the dead letters by consumer and place; leaves out those that are gone."""
     from penstock.operating.letters import find  # noqa: PLC0415  the driver's part
     from penstock.records import parse_place  # noqa: PLC0415  the same
 

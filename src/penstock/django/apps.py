@@ -39,7 +39,7 @@ class PenstockConfig(AppConfig):
 
 
 def get_pipeline() -> DjangoPipeline:
-    """The project's pipeline, by the setting ``PENSTOCK``.
+    """Returns the pipeline that the setting ``PENSTOCK`` names.
 
     Raises:
         DeclarationError: The setting names none, or its database is not Postgres.
@@ -58,12 +58,12 @@ def get_pipeline() -> DjangoPipeline:
 
 
 def get_setting(name: str) -> Any:
-    """A value of the setting ``PENSTOCK``; None without it."""
+    """Returns a value of the setting ``PENSTOCK``; None without it."""
     return getattr(settings, "PENSTOCK", {}).get(name)
 
 
 def get_database_url(using: str) -> str:
-    """The URL of a database in ``DATABASES``, for Penstock's own connections; during tests that of the tests' database."""
+    """Returns the URL of a database in ``DATABASES`` for Penstock's own connections; in tests, of the test database."""
     from psycopg.pq import Conninfo  # noqa: PLC0415  the driver is not needed to declare
 
     options = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"client_encoding"}
@@ -74,7 +74,7 @@ def get_database_url(using: str) -> str:
 
 
 def check_pipeline(**_: object) -> list[checks.CheckMessage]:
-    """The check of ``manage.py check``: the pipeline can be imported, and its rules are valid and see their changes."""
+    """Checks for ``manage.py check`` that the pipeline can be imported, and that its rules are valid and see their changes."""
     try:
         pipeline = get_pipeline()
     except PenstockError as error:

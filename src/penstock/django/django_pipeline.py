@@ -90,7 +90,7 @@ class DjangoPipeline(Pipeline):
 
     @override
     def find_mapped(self, model: type[Any]) -> type[Any]:
-        """The class of SQLAlchemy's with the columns of a model; any other class is returned as it is."""
+        """Returns the SQLAlchemy class with the columns of a model; any other class unchanged."""
         if not issubclass(model, Model):
             return model
         apps.check_models_ready()
@@ -109,7 +109,7 @@ class DjangoPipeline(Pipeline):
 
     @property
     def models(self) -> list[type[Model]]:
-        """The models that its rules are for, in the order of their declaration."""
+        """Models of its rules, in the order of their declaration."""
         return [self._models[rule.model] for rule in self.rules if rule.model in self._models]
 
 
@@ -127,7 +127,7 @@ async def _call_within_async(using: str, call: Any, session: Any, items: Any) ->
 
 @cache
 def _map_model(model: Any, secret: frozenset[str], using: str) -> type[Any]:
-    """The mapped class of a model: its name, its table and its columns."""
+    """Makes the mapped class of a model: its name, its table and its columns."""
     meta = model._meta  # noqa: SLF001  the same
     keys = getattr(meta, "pk_fields", [meta.pk])  # several: from Django 5.2 on
     fields = [field for field in meta.local_concrete_fields if field.column is not None]
@@ -147,7 +147,7 @@ def _map_model(model: Any, secret: frozenset[str], using: str) -> type[Any]:
 
 
 def _find_type(field: "Field[Any, Any]", using: str) -> types.TypeEngine[Any]:
-    """The type of a field's column."""
+    """Returns the type of a field's column."""
     name = field.db_type(connections[using]) or ""
     item = name.removesuffix("[]")
     if item != name:

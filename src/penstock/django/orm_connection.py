@@ -88,7 +88,7 @@ class SharedConnection(HandlerConnection):
         return returned
 
     def _set_timezone(self) -> None:
-        """Sets Django's time zone, which it takes all times for; again when a savepoint was rolled back, and the setting with it."""
+        """Sets Django's time zone; again after the rollback of a savepoint, which undoes the setting."""
         if not self._timezone or self._timezone == self._found_timezone:
             return
         if (
@@ -99,7 +99,7 @@ class SharedConnection(HandlerConnection):
 
     @override
     def close(self) -> None:
-        """Nothing: the worker closes it."""
+        """Does nothing: the worker closes the connection."""
 
     @override
     def __del__(self, *_: Any) -> None:
@@ -132,7 +132,7 @@ def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits:
 
 
 def _register_types(shared: Any) -> None:
-    """Does what the app does for each new connection; its signal has other listeners too."""
+    """Registers the app's types, as it does for each new connection; its signal has other listeners too."""
     from django.contrib.postgres.signals import register_type_handlers  # noqa: PLC0415  an optional app
 
     register_type_handlers(shared)
@@ -155,7 +155,7 @@ def call_within(using: str, call: Callable[..., Any], session: Session, items: A
 
 
 async def call_within_async(using: str, call: Callable[..., Any], session: AsyncSession, items: Any) -> Any:
-    """The same for one that is ``async def``; the ORM's statements run in a thread of the handler's."""
+    """Calls an ``async def`` handler likewise; the ORM's statements run in a thread of the handler's."""
     commits: Commits = []
     connection: Any = (await session.connection()).sync_connection
     worker = connection.connection.driver_connection
@@ -188,7 +188,7 @@ async def call_within_async(using: str, call: Callable[..., Any], session: Async
 
 
 def _run(commits: Commits) -> None:
-    """Calls what was given to ``on_commit``; the effects are committed, whatever it raises."""
+    """Calls the functions of ``on_commit``; the effects are committed, whatever they raise."""
     for function in commits:
         try:
             function()

@@ -58,7 +58,7 @@ class PipelineTestCase(TransactionTestCase):
         delete_keys(self._redis_url, pipeline.scope.namespace)
 
     def drain(self, **options: Any) -> dict[str, int]:
-        """Publishes what is committed, and has the consumers apply it, until nothing is left.
+        """Publishes committed records and has the consumers apply them, until nothing is left.
 
         Args:
             **options: Those of ``penstock.testing.drained``: ``consumers``, ``allow_dead_letters``, ``timeout_s``.

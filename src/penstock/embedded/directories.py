@@ -40,7 +40,7 @@ class DirectoryLock:
         self._descriptor: int | None = None
 
     def take(self) -> int:
-        """Take the lock and return its file descriptor; wait ``GRACE_S`` if another process holds it."""
+        """Takes the lock, waiting up to ``GRACE_S``; returns its file descriptor."""
         if self._descriptor is not None:
             return self._descriptor
         descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
@@ -54,7 +54,7 @@ class DirectoryLock:
         return descriptor
 
     def release(self) -> None:
-        """Release the lock, also on behalf of processes that inherited it."""
+        """Releases the lock, also on behalf of processes that inherited it."""
         if self._descriptor is None:
             return
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -71,17 +71,17 @@ class DirectoryLock:
 
 
 def url_file(directory: Path) -> Path:
-    """The file that holds the URL of the server in ``directory``, for people and for error messages."""
+    """Returns the file with the URL of the server in ``directory``, for people and error messages."""
     return directory / "url"
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of a server's log, for an error message."""
+    """Returns the last lines of a server's log, for an error message."""
     return "\n".join(read_own(log).splitlines()[-8:]) or "(it wrote no log)"
 
 
 def private_socket_directory(owner: object, account: Account | None) -> Path:
-    """Create a directory that only we and ``account`` can enter, with a path short enough for sockets.
+    """Creates a directory that only we and ``account`` can enter, with a path short enough for sockets.
 
     It is removed when ``owner`` is garbage-collected or the process exits.
     """
@@ -95,7 +95,7 @@ def private_socket_directory(owner: object, account: Account | None) -> Path:
 
 
 def hand_over(path: Path, account: Account | None) -> None:
-    """Make ``account`` the owner of a file, or of a directory and everything in it."""
+    """Makes ``account`` the owner of a file, or of a directory and everything in it."""
     if account is None:
         return
     os.chown(path, account.user, account.group)
@@ -163,7 +163,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path) -> str:
-    """The text of such a file; empty if it does not exist."""
+    """Reads a file of this user or of root; empty if it does not exist."""
     try:
         descriptor = open_own(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def read_own(path: Path) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file with one that only its owner can read."""
+    """Replaces a file with one that only its owner can read."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

@@ -22,7 +22,7 @@ from penstock.errors import ServerUnavailable
 
 
 class Stoppable(ABC):
-    """What a ``with`` block starts and stops."""
+    """Something that a ``with`` block starts and stops."""
 
     @abstractmethod
     def start(self) -> None:
@@ -70,7 +70,7 @@ class EmbeddedServer(Stoppable):
 
     @property
     def data_directory(self) -> Path:
-        """The directory of the server's data."""
+        """Directory of the server's data."""
         return (self.directory / "data").resolve()
 
     @property
@@ -85,7 +85,7 @@ class EmbeddedServer(Stoppable):
         return self._process is not None and self._process.is_running()
 
     def start(self) -> None:
-        """Start the server, also after a crash; returns when it has recovered its data and answers."""
+        """Starts the server, also after a crash; returns when it has recovered its data and answers."""
         if self.is_running():
             return
         try:
@@ -104,34 +104,34 @@ class EmbeddedServer(Stoppable):
             raise
 
     def stop(self) -> None:
-        """Shut down cleanly: open transactions are rolled back, data is written to disk."""
+        """Shuts down cleanly: rolls back open transactions, writes data to disk."""
         if self._process is not None:
             self._process.end(self.stop_signal)
             self._process = None
         self._lock.release()
 
     def kill(self) -> None:
-        """SIGKILL every process of the server: to the server, a crash."""
+        """Sends SIGKILL to every process of the server: to the server, a crash."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def remove(self) -> None:
-        """Kill the server and delete its directory."""
+        """Kills the server and deletes its directory."""
         self.kill()
         self._lock.release()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @abstractmethod
     def _command(self, sockets: Path) -> Sequence[str | Path]:
-        """Prepare data and configuration; return program and arguments."""
+        """Prepares data and configuration; returns program and arguments."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
         """True if the server answers."""
 
     def _set_up(self) -> None:
-        """Create what a new server lacks; called after each start.  Only Postgres has something to set up."""
+        """Creates what a new server lacks; called after each start.  Only Postgres has something to set up."""
 
     def _start(self, lock: int) -> None:
         if self._sockets is None:

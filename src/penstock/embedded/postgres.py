@@ -80,16 +80,16 @@ class EmbeddedPostgres(EmbeddedServer):
         return f"postgresql://{USER}@/{name}?host={self._socket_directory()}&port={self.port}"
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        """Create a database, empty or as a copy of ``template``, and return its URL."""
+        """Creates a database, empty or as a copy of ``template``; returns its URL."""
         create_database(self.database_url("postgres"), name, template)
         return self.database_url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if it exists, and terminate its sessions."""
+        """Drops a database if it exists, and terminates its sessions."""
         drop_database(self.database_url("postgres"), name)
 
     def remove(self) -> None:
-        """Kill the server and delete its directory, and its data if they had to be stored elsewhere."""
+        """Kills the server and deletes its directory, and its data if they are stored elsewhere."""
         is_elsewhere = (self.directory / "data").is_symlink()
         elsewhere = self.data_directory.parent
         super().remove()
@@ -113,7 +113,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return [binaries / "postgres", "-D", self.data_directory, *options]
 
     def _create_cluster(self, binaries: Path) -> None:
-        """Create the cluster beside its place and rename it, so that an interrupted start leaves no partial one."""
+        """Creates the cluster beside its place and renames it, so that an interrupted start leaves no partial one."""
         place = self._place_for_data()
         fresh = place.with_name(f"data.new-{secrets.token_hex(4)}")
         fresh.mkdir(0o700)
@@ -128,7 +128,7 @@ class EmbeddedPostgres(EmbeddedServer):
             shutil.rmtree(fresh, ignore_errors=True)
 
     def _place_for_data(self) -> Path:
-        """``data`` in our directory; if the server's account cannot reach that, a directory elsewhere and a link to it."""
+        """Returns ``data`` in our directory, or a link to a directory that the server's account can reach."""
         link = self.directory / "data"
         if self.account is None or is_open(self.directory):
             return link
@@ -158,7 +158,7 @@ class EmbeddedPostgres(EmbeddedServer):
             raise ServerUnavailable(f"Postgres could not create a cluster in {data}.\ninitdb: {process.stderr.strip()}")
 
     def _new_password(self) -> Path:
-        """Generate a password and keep it in ``password``; returns a copy that ``initdb`` can read."""
+        """Generates a password and keeps it in ``password``; returns a copy that ``initdb`` can read."""
         secret = secrets.token_urlsafe(24)
         for_initdb = self._socket_directory() / "password"
         for path in (self.directory / "password", for_initdb):
@@ -170,7 +170,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return read_own(self.directory / "password")
 
     def _remove_stale_pid_file(self) -> None:
-        """Remove the pid file of a killed server: its process id may belong to another process by now.
+        """Removes the pid file of a killed server: its process id may belong to another process by now.
 
         Postgres removes the file itself unless a process with that id is alive.  We hold the lock of the directory, so
         the only other possibility is a server that was started by hand, whose command line shows that it is a Postgres.
@@ -213,7 +213,7 @@ _OPEN_TO_ALL = Path("/var/tmp")  # noqa: S108  mkdtemp names what we create ther
 
 
 def account_for_postgres() -> Account | None:
-    """The account that Postgres runs as: None is our own; ``nobody`` when we are root."""
+    """Returns the account that Postgres runs as: ``nobody`` if we are root; None is our own."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam("nobody")
@@ -227,7 +227,7 @@ def is_open(directory: Path) -> bool:
 
 
 def postgres_binaries(account: Account | None) -> Path:
-    """The wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it."""
+    """Finds the wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it."""
     site = find_package(_PACKAGE, _WHEEL, "Postgres", _INSTEAD).parent
     installation = _newest_installation(site / _PACKAGE)
     programs = (installation / "bin").resolve()  # a link to it may be in a private directory
@@ -250,7 +250,7 @@ def _newest_installation(package: Path) -> Path:
 
 
 def _copied(site: Path, installation: Path) -> Path:
-    """A copy of the installation and its libraries, created once per version of the wheel."""
+    """Copies the installation and its libraries, once per version of the wheel."""
     place = _OPEN_TO_ALL / f"penstock-postgres-{version(_WHEEL)}"
     if _is_roots_own(place):
         return place
@@ -278,13 +278,13 @@ _FILE_COPY_SINCE = 150000
 
 
 def database_url(server_url: str, name: str) -> str:
-    """URL of another database of the same server."""
+    """Returns the URL of another database of the same server."""
     url = make_url(plain_url(server_url)).set(database=name)
     return url.render_as_string(hide_password=False)
 
 
 def create_database(server_url: str, name: str, template: str | None = None) -> None:
-    """Create a database, empty or as a copy of ``template``, which must have no sessions."""
+    """Creates a database, empty or as a copy of ``template``, which must have no sessions."""
     command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
     with psycopg.connect(plain_url(server_url), autocommit=True) as connection:
         if template is not None:
@@ -296,7 +296,7 @@ def create_database(server_url: str, name: str, template: str | None = None) -> 
 
 
 def drop_database(server_url: str, name: str) -> None:
-    """Drop a database if it exists, and terminate its sessions."""
+    """Drops a database if it exists, and terminates its sessions."""
     command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
     with psycopg.connect(plain_url(server_url), autocommit=True) as connection:
         connection.execute(command)

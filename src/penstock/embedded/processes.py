@@ -41,7 +41,7 @@ _PORTS = range(20_000, 32_000)  # below the ports of outgoing connections
 
 
 def account_options(account: Account | None) -> dict[str, Any]:
-    """Arguments of ``subprocess`` that drop root's rights for those of ``account``; none if there is no account."""
+    """Returns the arguments of ``subprocess`` that drop root's rights for those of ``account``; none without one."""
     return {"user": account.user, "group": account.group, "extra_groups": []} if account else {}
 
 
@@ -90,7 +90,7 @@ class OwnedProcess:
         return self._process.poll() is None
 
     def end(self, how: signal.Signals, *, timeout_s: float = 60) -> None:
-        """Send ``how`` and wait; SIGKILL after ``timeout_s``."""
+        """Sends ``how`` and waits; sends SIGKILL after ``timeout_s``."""
         if self.is_running():
             self._process.send_signal(how)
         try:
@@ -100,7 +100,7 @@ class OwnedProcess:
         self._dismiss_guard()
 
     def kill(self) -> None:
-        """SIGKILL the server and all its children at one moment; returns when they are gone."""
+        """Sends SIGKILL to the server and all its children at once; returns when they are gone."""
         import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  an optional extra, without types
 
         if self.is_running():
@@ -125,12 +125,12 @@ class OwnedProcess:
 
 
 def environment() -> dict[str, str]:
-    """Our environment without the variables that configure a server or a client of Postgres."""
+    """Returns our environment without the variables that configure a server or a client of Postgres."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 def find_package(package: str, wheel: str, product: str, instead: str) -> Path:
-    """The directory of a package that a wheel brings along; without it, ``instead`` is the option that names a server."""
+    """Returns the directory of a wheel's package; the error names ``instead``, the option for another server."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ServerUnavailable(
@@ -151,7 +151,7 @@ def is_alive(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port without a listener, outside the range of outgoing connections, so that it stays free."""
+    """Finds a free loopback port outside the range of outgoing connections, so that it stays free."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe:

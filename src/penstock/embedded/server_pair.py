@@ -36,7 +36,7 @@ class EmbeddedServers(Stoppable):
         return self.redis.url
 
     def start(self) -> None:
-        """Start both, or neither."""
+        """Starts both, or neither."""
         try:
             make_private(self._directory, shared=True)
         except OSError as error:
@@ -51,13 +51,13 @@ class EmbeddedServers(Stoppable):
             raise
 
     def stop(self) -> None:
-        """Stop Valkey, then Postgres."""
+        """Stops Valkey, then Postgres."""
         try:
             self.redis.stop()
         finally:
             self.postgres.stop()
 
     def remove(self) -> None:
-        """Kill both servers and delete their directories."""
+        """Kills both servers and deletes their directories."""
         self.redis.remove()
         self.postgres.remove()

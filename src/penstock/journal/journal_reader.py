@@ -1,4 +1,4 @@
-"""Reads the journal: its shards, where each of them ends, and the record at an offset; and what Redis says of these shards."""
+"""Reads the journal: its shards, their ends, and the record at an offset; and the state of these shards in Redis."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class JournaledRecord:
     staged_us: int | None
 
     def is_same_as(self, record: "JournaledRecord | LastRecord | Record | None") -> bool:
-        """True if both are one record, as far as is known: True if the other one is not known, which is None."""
+        """True if both are the same record, as far as is known; None, an unknown record, counts as the same."""
         if record is None:
             return True
         times = {self.staged_us, record.staged_us}
@@ -62,9 +62,9 @@ class Since:
 def offsets_since(
     connection: Connection, scope: Scope, shards: Iterable[ShardName], moment: Moment
 ) -> dict[ShardName, Since]:
-    """Beginnings, of each shard, of the records that were staged at a time or later.
+    """Finds, in each shard, the first record that was staged at a time or later.
 
-    Behind that, some may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
+    Later ones may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
     """
     is_ago = isinstance(moment, timedelta)
     since = {"at": None if is_ago else moment, "ago": moment if is_ago else None, "margin": CLOCK_MARGIN}
@@ -77,7 +77,7 @@ def offsets_since(
 
 
 def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
-    """The records that the last tick saw and that have no offset."""
+    """Returns the records that the last tick saw and gave no offset."""
     rows = fetch(connection, scope, "penstock.journal.missed_records", "looking for missed records")
     return [
         MissedRecords(ShardName(channel, Shard(shard)), count, first, is_isolated)
@@ -88,7 +88,7 @@ def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
 def journal_bounds(
     connection: Connection, scope: Scope, shards: Iterable[ShardName] | None = None
 ) -> dict[ShardName, tuple[Offset, Offset]]:
-    """The first and the last offset of shards in the journal; of one that it has nothing of, 1 and 0.
+    """Returns the first and last offset of shards in the journal; (1, 0) for an empty shard.
 
     Two index probes for each of ``shards``; None takes all that the journal has, with one more probe for each.
     """
@@ -101,25 +101,25 @@ def journal_bounds(
 
 
 def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
-    """The last offset of every shard in the journal."""
+    """Returns the last offset of every shard in the journal."""
     return {shard: last for shard, (_, last) in journal_bounds(connection, scope).items()}
 
 
 def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
-    """The last offset in the journal of every shard of a registered channel.  Others are not published."""
+    """Returns the last offset of every shard of a registered channel; others are not published."""
     rows = fetch(connection, scope, "penstock.journal.registered_tails", "reading the journal's tails")
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
 def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
-    """True if Postgres has this record, by its id and the time of its staging."""
+    """True if Postgres has a record with this id and time of staging."""
     values = {"id": record.id, "staged_us": record.staged_us}
     [(exists,)] = fetch(connection, scope, "penstock.journal.staged_at", "looking for a record", values)
     return bool(exists)
 
 
 def known_shards(connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()) -> list[ShardName]:
-    """Every shard that is registered or ``declared``."""
+    """Returns every shard that is registered or ``declared``."""
     channels = registered_channels(connection, scope).values()
     registered = (shard for channel in channels for shard in channel.shard_names)
     return sorted({*registered, *declared})
@@ -128,7 +128,7 @@ def known_shards(connection: Connection, scope: Scope, declared: Iterable[ShardN
 def records_at(
     connection: Connection, scope: Scope, offsets: Mapping[ShardName, Offset]
 ) -> dict[ShardName, JournaledRecord]:
-    """The journal's record at one offset of each shard, without the shards where it has none."""
+    """Returns the journal's record at one offset of each shard; leaves out shards without one."""
     values = {**name_shards(offsets), "offsets": list(offsets.values())}
     rows = fetch(connection, scope, "penstock.journal.records_at", "reading the journal", values)
     return {
@@ -149,9 +149,9 @@ def shards_to_compare(
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> list[ShardName]:
-    """Every shard that is registered or ``declared``, and those that were written and that Postgres does not know.
+    """Returns every registered or ``declared`` shard, and those in Redis that Postgres does not know.
 
-    It has forgotten them if it was restored to before the number of shards was changed.
+    Postgres has lost them if it was restored to a time before the number of shards was changed.
     """
     channels = registered_channels(connection, scope).values()
     beyond = [
@@ -166,7 +166,7 @@ def shards_to_compare(
 
 
 def log_epochs(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
-    """The epoch in which each shard was last written, without shards that never were."""
+    """Returns the epoch in which each shard was last written; leaves out shards that never were."""
 
     def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.get(log_keys(scope.namespace, shard).epoch)

@@ -40,10 +40,10 @@ class FoundRecords(NamedTuple):
 def read_records(
     executor: Executor, schema: str, offsets: OffsetRange, *, max_bytes: int, backwards: bool = False
 ) -> FoundRecords:
-    """The records of a range that Postgres has, as far as the limit allows.
+    """Reads the records of a range from Postgres, up to the limit.
 
-    The read ends with the record whose payload, as Postgres stores it, reaches ``most_bytes``; ``backwards`` it begins with
-    the highest offset.
+    The record whose payload, as Postgres stores it, reaches ``max_bytes`` is the last; ``backwards`` reads from the highest
+    offset down.
     """
     values = {
         "channel": offsets.shard.channel,
@@ -58,7 +58,7 @@ def read_records(
 
 
 def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
-    """The records of rows: offset, id, key, action, object, data, headers, and when each was staged, in microseconds."""
+    """Makes records of rows of offset, id, key, action, object, data, headers and staging time in microseconds."""
     return [
         Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *fields)
         for offset, record_id, *fields in rows
@@ -129,7 +129,7 @@ class JournalRecords:
 
     @property
     def _lock(self) -> threading.Lock:
-        """Made at first use, of the class that is there then: it is held while a server is waited for, by greenlets, too."""
+        """Makes the lock at first use, of the class in place then: greenlets too hold it while they wait for a server."""
         lock: threading.Lock = vars(self).setdefault("_made_lock", threading.Lock())
         return lock
 
@@ -172,7 +172,7 @@ class JournalRecords:
 
 
 class AsyncJournalRecords:
-    """As ``JournalRecords``, for an ``AsyncLogReader``: in a thread.
+    """``JournalRecords`` for an ``AsyncLogReader``: runs in a thread.
 
     A read that is cancelled ends at once; its statement goes on to its end, and the next one waits for it.
     """
@@ -188,7 +188,7 @@ class AsyncJournalRecords:
         return await asyncio.to_thread(self._records, log_slice)
 
     async def aclose(self) -> None:
-        """As ``JournalRecords.close``."""
+        """Closes the connections, like ``JournalRecords.close``."""
         await asyncio.to_thread(self._records.close)
 
     async def __aenter__(self) -> Self:
@@ -199,9 +199,9 @@ class AsyncJournalRecords:
 
 
 def fill(executor: Executor, scope: Scope, log_slice: LogSlice, *, max_bytes: int = MAX_BYTES) -> LogSlice:
-    """The slice with what the journal has of its evicted records; it ends early where the limit was reached.
+    """Fills a slice with its evicted records from the journal; the slice ends early where the limit was reached.
 
-    The payloads may have ``most_bytes`` as Postgres stores them; one record may go beyond.
+    The payloads may take ``max_bytes`` as Postgres stores them; one record may exceed it.
     """
     records: list[Record] = []
     step = -1 if log_slice.is_backwards else 1

@@ -80,7 +80,7 @@ def examine_lineage(
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> Lineage:
-    """Makes the same comparison, without opening an epoch."""
+    """Compares like ``check_lineage``, without opening an epoch."""
     sql = statements("penstock.journal", scope.schema)
     current = server_identity(connection, scope)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
@@ -110,7 +110,7 @@ def examine_lineage(
 
 
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
-    """The identity of the server."""
+    """Returns the identity of the server."""
     rows = fetch(connection, scope, "penstock.journal.server_state", "reading the identity of Postgres")
     [(system_identifier, timeline, in_recovery, read_only)] = rows
     if in_recovery or read_only:
@@ -123,7 +123,7 @@ def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
 
 
 def server_start_us(connection: Connection, scope: Scope) -> int:
-    """Start of the server: microseconds since 1970.
+    """Returns the start time of the server, in microseconds since 1970.
 
     Read before a comparison, it shows later that the server is still the one that was compared (``check_same_server``).
     """
@@ -132,7 +132,7 @@ def server_start_us(connection: Connection, scope: Scope) -> int:
 
 
 def check_same_server(started_us: int, compared_us: int | None) -> None:
-    """Refuses to work on a Postgres that was started at another time than the one whose history was compared, if one was."""
+    """Raises ``ServerReplaced`` if Postgres was started at another time than the compared server, if one was."""
     if compared_us is not None and started_us != compared_us:
         raise ServerReplaced(
             "Postgres was restarted, restored or replaced; its history is compared with the log's again"
@@ -222,7 +222,7 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
 def _explain_ahead(
     connection: Connection, scope: Scope, ahead: str, end: Offset, last: LastRecord | None
 ) -> ForeignLog | DamagedJournal | HistoryDiverged:
-    """Why a log may be ahead of its journal: an id that is not ours, a deleted journal row, or lost commits."""
+    """Explains why a log is ahead of its journal: a foreign id, a deleted journal row, or lost commits."""
     if last is not None and last.place.offset <= end:
         stream = log_keys(scope.namespace, last.place.shard).stream
         return ForeignLog(
@@ -240,7 +240,7 @@ def _explain_ahead(
 def _explain_other(
     connection: Connection, scope: Scope, journaled: JournaledRecord, last: LastRecord
 ) -> DamagedJournal | HistoryDiverged:
-    """Why the journal may have another record at the log's tail: a deleted row of its own, or lost commits."""
+    """Explains why the journal has another record at the log's tail: a deleted journal row, or lost commits."""
     differs = f"{last.place}: the log holds record {last.id}, the journal has {journaled.id} there"
     if last.id != journaled.id and has_record(connection, scope, last):
         return _damaged(f"{differs}. Postgres has both, so rows of")

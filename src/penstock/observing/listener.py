@@ -90,7 +90,7 @@ class _Server(TCPServer):
 
     @contextmanager
     def admitted(self, request: socket.socket) -> Iterator[bool]:
-        """Notes that a request has come, whose client makes room for no other any more; gives whether it may be answered now."""
+        """Notes that a request has arrived, so that its client is kept; yields whether to answer it now."""
         self._connections.pop(request, None)
         may_answer = self._answers.acquire(blocking=False)
         try:

@@ -93,5 +93,5 @@ class OpenTelemetryMetrics:
 
 
 def choose(latencies: Sequence[int]) -> Sequence[int]:
-    """At most ``SAMPLES`` of them, at even distances."""
+    """Chooses at most ``SAMPLES`` latencies, at even distances."""
     return latencies[:: max(1, -(-len(latencies) // SAMPLES))]

@@ -64,15 +64,15 @@ class Probes:
                 pass
 
     def livez(self) -> Answer:
-        """200 if the process lives, else 503 with what does not."""
+        """Answers 200 if the process is alive, else 503 with the loops that are not."""
         return _answer(self.dead())
 
     def readyz(self) -> Answer:
-        """200 if the process is ready, else 503 with what it waits for."""
+        """Answers 200 if the process is ready, else 503 with what it waits for."""
         return _answer(self.unready())
 
     def dead(self) -> list[str]:
-        """A line for each loop that has ended or hangs."""
+        """Describes each loop that has ended or hangs, in a line."""
         now, lines = self._clock(), []
         for thread, loop in list(self._loops.items()):
             if not thread.is_alive():
@@ -82,7 +82,7 @@ class Probes:
         return lines
 
     def unready(self) -> list[str]:
-        """A line for each loop that waits."""
+        """Describes each loop that waits, in a line."""
         if not self._loops:
             return ["starting"]
         now, lines = self._clock(), []
@@ -96,7 +96,7 @@ class Probes:
 
 
 def _waits_for_reply(thread: threading.Thread) -> bool:
-    """True if the thread is in a call of a driver: of a server, or of Spark."""
+    """True if the thread is in a driver's call to a server or to Spark."""
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  documented
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] in {"psycopg", "redis", "py4j"}:
@@ -110,13 +110,13 @@ def _answer(lines: list[str]) -> Answer:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """Returns the seconds between two messages that the process lives: half of systemd's watchdog, as it advises; 0 without one."""
+    """Returns the seconds between two keep-alives: half of systemd's watchdog interval, as it advises; 0 without one."""
     return int(environment.get("WATCHDOG_USEC", "0")) / 2_000_000
 
 
 @contextmanager
 def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Tells systemd when the process is ready, that it lives, and when it stops; nothing without ``NOTIFY_SOCKET``."""
+    """Notifies systemd that the process is ready, alive, or stopping; does nothing without ``NOTIFY_SOCKET``."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         yield

@@ -93,7 +93,7 @@ class _Histogram:
         self.total += sum(ordered) / scale
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: each with all that are below it."""
+        """Returns the cumulative buckets of Prometheus."""
         return list(zip([*map(str, map(float, self.bounds)), "+Inf"], accumulate(self.counts), strict=True))
 
 
@@ -121,7 +121,7 @@ class ProcessMetrics(Collector):
             self._add(event)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics that have values."""
+        """Yields the metrics that have values."""
         with self._lock:
             now = self._clock()
             self._values["penstock_last_round_age_seconds"] = {
@@ -136,13 +136,13 @@ class ProcessMetrics(Collector):
             yield from [self._family(name) for name in METRICS if self._values[name] or self._histograms[name]]
 
     def answer(self) -> Answer:
-        """The metrics in the text format, for a listener."""
+        """Returns the metrics in the text format, for a listener."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return Answer(200, generate_latest(registry).decode(), CONTENT_TYPE)
 
     def describe(self) -> list[Metric]:
-        """None, so that registering collects nothing."""
+        """Returns no metric, so that registering collects nothing."""
         return []
 
     def _add(self, event: Event) -> None:  # noqa: C901  a case an event

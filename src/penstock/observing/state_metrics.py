@@ -135,14 +135,14 @@ class Series:
     values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=lambda: {name: {} for name in METRICS})
 
     def add(self, name: str, value: float | None, *labels: object) -> None:
-        """Adds a value; None is none."""
+        """Adds a value; ignores None."""
         if value is not None:
             metric, values = METRICS[f"penstock_{name}"], self.values[f"penstock_{name}"]
             key = tuple(map(str, labels))
             values[key] = metric.combine(values[key], value) if key in values else value
 
     def families(self) -> Iterator[Any]:
-        """As prometheus_client wants them; of a metric without values nothing."""
+        """Yields the metrics that have values, for prometheus_client."""
         for name, values in self.values.items():
             metric = METRICS[name]
             has_shard = any(len(key) > len(metric.labels) for key in values)
@@ -157,7 +157,7 @@ class Series:
 
 
 def measure(status: Status, series: Series) -> None:
-    """Adds what a status shows."""
+    """Adds the values of a status."""
     series.add("epoch", status.epoch)
     series.add("last_tick_age_seconds", status.tick_s)
     oldest = status.oldest_transaction
@@ -185,7 +185,7 @@ def measure(status: Status, series: Series) -> None:
 
 
 def _known_channels(status: Status) -> list[str]:
-    """The channels that are registered or declared: a producer can make up any number of other names."""
+    """Returns the registered and declared channels: a producer can make up any number of other names."""
     return [channel.channel for channel in status.channels if channel.kind != "unknown"]
 
 
@@ -265,7 +265,7 @@ def _add_consumer(series: Series, status: Status, consumer: ConsumerStatus, labe
 
 
 def _flag(series: Series, name: str, labels: tuple[str, ...], shards: Iterable[int]) -> None:
-    """1 for each shard; 0 without a shard if there is none, so that an alert ends."""
+    """Sets 1 for each shard; without any, 0 without a shard label, so that an alert ends."""
     flagged = sorted(shards)
     for shard in flagged[:MAX_SHARDS]:
         series.add(name, 1, *labels, shard)
@@ -275,7 +275,7 @@ def _flag(series: Series, name: str, labels: tuple[str, ...], shards: Iterable[i
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What one reading of the servers gave."""
+    """Result of one reading of the servers."""
 
     status: Status | None
     is_redis_up: bool
@@ -306,7 +306,7 @@ class StateCollector(Collector):
         self.readings = 0
 
     def collect(self) -> Iterable[Any]:
-        """The metrics of now, at most ``CACHED_S`` old."""
+        """Returns the current metrics, at most ``CACHED_S`` old."""
         sampled, series = self._sample(), Series(self._schema, self._by_shard)
         series.add("up", sampled is not None and sampled.status is not None, "postgres")
         series.add("up", sampled is not None and sampled.is_redis_up, "redis")
@@ -324,7 +324,7 @@ class StateCollector(Collector):
                 self._reader.close()
 
     def _sample(self) -> _Sampled | None:
-        """The last reading, or a new one; None if it takes too long."""
+        """Returns the last reading, or a new one; None if it takes too long."""
         with self._changed:
             if self._clock() - self._sampled_at < CACHED_S:
                 return self._sampled

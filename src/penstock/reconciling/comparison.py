@@ -57,24 +57,24 @@ class StateComparison:
 
     @property
     def equal(self) -> bool:
-        """Nothing differs."""
+        """True if nothing differs."""
         return not self.counts
 
     @property
     def total(self) -> int:
-        """Number of differing keys."""
+        """Count of differing keys."""
         return sum(self.counts.values())
 
 
 def wrong_result(spec: ReconciliationSpec, result: object) -> DeclarationError:
-    """The error for a canonical function that returns something else."""
+    """Makes the error for a canonical function that returns something else."""
     return DeclarationError(
         f"reconciliation {spec.name}: the canonical function returns {type(result).__name__}; it must return a query, a select, or a DataFrame"
     )
 
 
 def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[str, ...]:
-    """The columns that are compared, of those that the canonical rows have."""
+    """Chooses the compared columns among those of the canonical rows."""
     available = list(canonical)
     check_names(available)
     chosen = spec.columns or tuple(c for c in available if c not in spec.key)
@@ -108,13 +108,13 @@ def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> Non
 
 
 def without_rows(comparison: StateComparison) -> StateComparison:
-    """The same comparison without the rows of its differences."""
+    """Returns the same comparison without the rows of its differences."""
     differences = [replace(difference, expected=None, found=None) for difference in comparison.differences]
     return replace(comparison, differences=differences)
 
 
 def combine(comparisons: Sequence[StateComparison]) -> StateComparison:
-    """The comparisons of several sets of keys as one."""
+    """Combines the comparisons of several sets of keys."""
     return StateComparison(
         sum(comparison.compared for comparison in comparisons),
         sum((Counter(comparison.counts) for comparison in comparisons), Counter()),
@@ -155,12 +155,12 @@ class CanonicalTables:
         return _select(quote(*table_named(table)), options)
 
     def query(self, query: Query, **options: str) -> Relation:
-        """The result of a query, given as text or as SQLAlchemy's ``select``, ``union_all`` or ``text``."""
+        """Returns the result of a query, given as text or as SQLAlchemy's ``select``, ``union_all`` or ``text``."""
         return _select(subquery(query_text(query)), options)
 
     @property
     def spark(self) -> Any:
-        """The session; there is none."""
+        """Spark session; there is none."""
         raise SparkNeededError("spark")
 
 
@@ -174,7 +174,7 @@ def needs_spark(spec: ReconciliationSpec) -> bool:
 
 
 def canonical_query(spec: ReconciliationSpec) -> str:
-    """The query for the rows that belong in a state."""
+    """Returns the query for the rows that belong in a state."""
     try:
         result = spec.canonical(CanonicalTables())
     except SparkNeededError:

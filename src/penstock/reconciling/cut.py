@@ -58,7 +58,7 @@ class Cut:
     offsets: Mapping[ShardName, Offset]
 
     def get_offset(self, shard: ShardName) -> Offset:
-        """The offset of the cut in a shard; 0 in a shard without records."""
+        """Returns the offset of the cut in a shard; 0 in a shard without records."""
         return self.offsets.get(shard, Offset(0))
 
 
@@ -98,7 +98,7 @@ def export_snapshot(connection: Connection) -> str:
 
 
 def import_snapshot(cursor: Any, snapshot: str) -> None:
-    """Sees the database as a snapshot does, until the transaction ends, which has executed no query yet.
+    """Imports a snapshot into a transaction that has executed no query yet.
 
     The cursor is a connection or cursor of psycopg, or a cursor of ADBC.
     """
@@ -223,7 +223,7 @@ def wait_until_reached(watcher: Connection, barrier: Barrier, point: Cut, *, tim
 
 
 def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName, Offset]:
-    """The checkpoints of the barrier's consumer."""
+    """Reads the checkpoints of the barrier's consumer."""
     consumer = barrier.consumer
     rows = connection.execute(
         statements("penstock.reconciling", barrier.scope.schema)["checkpoints"],
@@ -249,7 +249,7 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
 
 
 def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, point: Cut) -> dict[ShardName, int]:
-    """Number of records that each shard is behind the cut; shards that have reached it are left out."""
+    """Counts the records that each shard is behind the cut; leaves out shards that have reached it."""
     beyond = [str(shard) for shard, offset in checkpoints.items() if offset > point.get_offset(shard)]
     if beyond:
         raise BarrierMissed(

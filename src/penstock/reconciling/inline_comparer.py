@@ -97,7 +97,7 @@ class InlineComparer:
                 return attempt(is_retry=True)
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
-        """The canonical rows; they are read as they are consumed.  Raises as ``compare``."""
+        """Yields the canonical rows; they are read as they are consumed.  Raises as ``compare``."""
         source = subquery(canonical_query(spec))
         with self._in_snapshot(canonical) as connection:
             columns, values = _describe_rows(spec, source, connection)
@@ -126,7 +126,7 @@ class InlineComparer:
 
     @contextmanager
     def _in_snapshot(self, snapshot: str, *, read_only: bool = True) -> Iterator[Connection]:
-        """A connection that sees the database as the snapshot does, until the block ends."""
+        """Yields a connection that sees the database as of the snapshot, until the block ends."""
         url = self._database_url
         with connect_postgres(url, application="reconcile", prepare=False, kind=TableConnection) as connection:
             connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
@@ -145,7 +145,7 @@ class InlineComparer:
     def _read_differences(
         self, connection: Connection, spec: ReconciliationSpec, join: "_Join", *, is_repair: bool
     ) -> list[Difference]:
-        """The first differences, in the order of their keys; all of them go into the report."""
+        """Reads the first differences, in the order of their keys; writes all of them into the report."""
         rows_kept = DIFFERENCES_KEPT if is_repair else SAMPLES
         differences: list[Difference] = []
         with self._open_report(spec.name, is_repair=is_repair) as write:
@@ -165,7 +165,7 @@ class InlineComparer:
 
     @contextmanager
     def _open_report(self, name: str, *, is_repair: bool) -> Iterator[Callable[[Difference], object] | None]:
-        """Yields what writes a line into the file of a reconciliation; None without a report."""
+        """Opens the report of a reconciliation; yields the function that writes a line; None without a report."""
         if self._report is None or is_repair:
             yield None
             return
@@ -204,7 +204,7 @@ class _Join:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that are compared."""
+        """Names of the compared columns."""
         return tuple(column.name for column in self.values)
 
     @property
@@ -217,7 +217,7 @@ class _Join:
         return f"CREATE TEMPORARY TABLE penstock_expected ({', '.join(typed)}) ON COMMIT DROP"
 
     def select(self, side: int, among: Sequence[str] | None) -> str:
-        """The canonical rows, or those of the state."""
+        """Selects the canonical rows, or those of the state."""
         compared = (f"{column.value(side)} AS {column.alias}" for column in (*self.keys, *self.values))
         return f"SELECT {', '.join(compared)} FROM {(self.source, self.table)[side]} {self._where(side, among)}"
 
@@ -267,7 +267,7 @@ class _Join:
         return f"SELECT key, kind, columns, expected, found FROM pg_temp.penstock_differing ORDER BY {order}"
 
     def _once(self, source: str) -> str:
-        """One row of each key, and the number of its rows."""
+        """Selects one row of each key, and the number of its rows."""
         key_columns = ", ".join(key.alias for key in self.keys)
         window = f"(PARTITION BY {key_columns})" if key_columns else "()"
         counted = (
@@ -276,7 +276,7 @@ class _Join:
         return f"(SELECT * FROM ({counted}) t WHERE place = 1)"
 
     def _differs(self, column: _Column) -> str:
-        """The condition that the values of a column differ, by more than its tolerance."""
+        """Renders the condition that values of a column differ by more than its tolerance."""
         one, other = f"e{column.alias}", f"f{column.alias}"
         tolerance = self.spec.tolerance.get(column.name)
         if tolerance is None or column.common.oid not in NUMBERS:
@@ -294,7 +294,7 @@ class _Join:
         return _as_json(keys | values | texts)
 
     def _where(self, side: int, among: Sequence[str] | None) -> str:
-        """The condition for the rows of some keys.
+        """Renders the condition for the rows of some keys.
 
         Postgres can push the condition on a single column below a GROUP BY, and answer it from an index.
         """
@@ -329,7 +329,7 @@ def _describe_join(
     *,
     is_retry: bool,
 ) -> _Join:
-    """Finds the columns of both sides; ``is_retry`` looks for texts of the state that are no values of the canonical type."""
+    """Finds the columns of both sides; ``is_retry`` looks for texts of the state that do not parse as the canonical type."""
     expected, table = read_result_types(canonical_connection, source), quote(spec.schema, spec.table)
     columns = _choose_columns(spec, expected)
     names = [*spec.key, *columns]
@@ -357,7 +357,7 @@ def _describe_join(
 def _describe_rows(
     spec: ReconciliationSpec, source: str, connection: Connection
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, SqlType]]]:
-    """The columns that are compared, and the expression and type of each that is written."""
+    """Returns the compared columns, and the expression and type of each written one."""
     types = read_result_types(connection, source)
     columns = _choose_columns(spec, types)
     names = [*spec.key, *columns]
@@ -377,14 +377,14 @@ def _choose_columns(spec: ReconciliationSpec, types: Mapping[str, SqlType]) -> t
 
 
 def _as_comparable(value: str, common: SqlType) -> str:
-    """The expression that is compared and ordered: text by its bytes, whatever the database's collation."""
+    """Renders the expression for comparing and ordering: text by its bytes, whatever the collation."""
     return value if common.is_native else f'CAST({value} AS text) COLLATE "C"'
 
 
 def _as_json(values: Mapping[str, tuple[str, SqlType]]) -> str:
-    """Columns as JSON that Postgres can read as a row: numbers and truth values as such, and anything else as text.
+    """Renders columns as JSON that Postgres can read as a row: numbers and booleans as such, anything else as text.
 
-    The zero below zero of a float is text, because JSON in Postgres has numbers of type numeric alone.
+    Negative zero of a float is text, because numbers of JSON in Postgres are of type numeric.
     """
     fields = (
         f"CASE CAST({value} AS text) WHEN '-0' THEN to_json(text '-0') ELSE to_json({value}) END AS {quote(name)}"
@@ -410,7 +410,7 @@ def _copy(source: Connection, query: str, target: Connection, table: str) -> int
 
 
 def _stream(connection: Connection, query: str, of_types: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, one after the other."""
+    """Yields the rows of a query, one after the other."""
     with connection.cursor().copy(f"COPY ({query}) TO STDOUT".encode()) as copy:
         copy.set_types(of_types)
         yield from copy.rows()
@@ -419,7 +419,7 @@ def _stream(connection: Connection, query: str, of_types: Sequence[str]) -> Iter
 def _read_counts(
     connection: Connection, spec: ReconciliationSpec, columns: tuple[str, ...], copied: int
 ) -> StateComparison:
-    """Number of differing keys, by kind and by column."""
+    """Counts the differing keys, by kind and by column."""
     by_kind = "SELECT kind, count(*), sum(copies)::bigint FROM pg_temp.penstock_differing GROUP BY kind"
     counts_by_kind = {kind: (keys, rows) for kind, keys, rows in connection.execute(by_kind)}
     check_keys(spec, without_key=counts_by_kind.get(None, (0, 0))[1], twice=counts_by_kind.get("twice", (0, 0))[0])

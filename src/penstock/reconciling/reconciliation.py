@@ -63,7 +63,7 @@ class Comparer(Protocol):
         """
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
-        """The canonical rows in a snapshot."""
+        """Reads the canonical rows in a snapshot."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Reconciled:
 
     @property
     def clean(self) -> bool:
-        """Nothing differs, or the differences were repaired."""
+        """True if nothing differs, or the differences were repaired."""
         return self.comparison is None or self.comparison.equal or bool(self.repaired)
 
 
@@ -209,7 +209,7 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
 
 
 def _to_columns(result: Reconciled) -> dict[str, Any]:
-    """The columns of a run in ``reconciliations``."""
+    """Converts a result to the columns of ``reconciliations``."""
     columns: dict[str, Any] = dict.fromkeys(("compared", "missing", "surplus", "different"))
     if result.comparison is not None:
         counts = Counter(result.comparison.counts)
@@ -305,7 +305,7 @@ class _Reconciliation:
                 self._refuse_left()
 
     def resume(self, result: Reconciled) -> bool:
-        """Goes on with the repairs of an interrupted run; returns whether there is one."""
+        """Continues the repairs of an interrupted run; returns whether there was one."""
         remaining = RemainingKeys(self.connect, self.scope, result.run)
         taken = remaining.take_over(self.spec, self.comparer.engine)
         if taken is None:
@@ -403,7 +403,7 @@ class LastRun:
 
 
 def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
-    """The last run of each reconciliation, ordered by name."""
+    """Reads the last run of each reconciliation, ordered by name."""
     with connection.cursor(row_factory=class_row(LastRun)) as cursor:
         return tuple(cursor.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True))
 
@@ -422,12 +422,12 @@ class RemainingKeys:
             connection.execute(self._sql["keep_remaining"], {"run": self.run, "name": name, "keys": list(keys)})
 
     def drop(self, keys: Sequence[str], repaired: int) -> None:
-        """Removes keys that need no repair any more, and records how many the run has repaired."""
+        """Removes keys that no longer need a repair; records how many the run has repaired."""
         with postgres_errors("keeping the keys to repair"), self.connect() as connection:
             connection.execute(self._sql["drop_remaining"], {"run": self.run, "keys": list(keys), "repaired": repaired})
 
     def take_over(self, spec: ReconciliationSpec, engine: str) -> tuple[int, list[str]] | None:
-        """The last run of a reconciliation that was interrupted, and its list, of keys as JSON; None if there is none."""
+        """Takes over the last interrupted run: returns its number and its keys as JSON; None if there is none."""
         with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
             row = connection.execute(self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}).fetchone()
             if row is None:
@@ -442,7 +442,7 @@ class RemainingKeys:
 
 
 def _check_fits(spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]) -> None:
-    """Engines write some keys differently: one would not find those of the other, and take them for equal."""
+    """Refuses keys of another engine: engines write some keys differently, and would take those for equal."""
     if written_by != engine:
         raise Refused(
             f"reconciliation {spec.name}: the interrupted run was on the engine {written_by}, this one is on {engine}. "

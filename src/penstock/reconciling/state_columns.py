@@ -60,19 +60,19 @@ class StateColumn:
 
     @property
     def type(self) -> SqlType:
-        """The type in which it is compared: without the spaces that fill up a char in an array, which its text has."""
+        """Type for comparing: without the padding of a char in an array, which its text has."""
         if self.unlimited == "bpchar[]":
             return SqlType(types["text"].array_oid, "text[]")
         return SqlType(self.oid, self.unlimited)
 
     @property
     def is_json(self) -> bool:
-        """It holds documents."""
+        """True if it holds documents."""
         return self.oid in {_JSON, _JSONB}
 
     @property
     def is_integer(self) -> bool:
-        """It holds whole numbers."""
+        """True if it holds whole numbers."""
         return self.oid in _INTEGERS
 
     @property
@@ -81,7 +81,7 @@ class StateColumn:
         return self.limited != self.unlimited and not self.is_sized
 
     def is_text_for(self, canonical: SqlType) -> bool:
-        """True if it holds values of another type as text, which one value may have several of.
+        """True if it holds values of another type as text; one value may have several texts.
 
         They are compared in the other type.
         """
@@ -91,7 +91,7 @@ class StateColumn:
 
 
 def read_columns(connection: Connection, table: int) -> dict[str, StateColumn]:
-    """The columns of a table, by their names; the names of types are for the connection's search_path."""
+    """Reads the columns of a table, by name; names of types are for the connection's search_path."""
     with connection.cursor(row_factory=class_row(StateColumn)) as cursor:
         return {column.name: column for column in cursor.execute(CATALOG["state_columns"], {"table": table})}
 
@@ -99,14 +99,14 @@ def read_columns(connection: Connection, table: int) -> dict[str, StateColumn]:
 def read_state_columns(
     connection: Connection, spec: ReconciliationSpec, names: Sequence[str]
 ) -> dict[str, StateColumn]:
-    """Some columns of a state, which the connection's search_path finds."""
+    """Reads some columns of a state, which the connection's search_path finds."""
     read_result_types(connection, quote(spec.schema, spec.table), names)
     [(table,)] = connection.execute(CATALOG["find_table"], {"table": quote(spec.schema, spec.table)}).fetchall()
     return read_columns(connection, table)
 
 
 def read_result_types(connection: Connection, source: str, columns: Sequence[str] = ()) -> dict[str, SqlType]:
-    """The types of the columns of a query or table, or of some of them."""
+    """Reads the types of the columns of a query or table, or of some of them."""
     names = ", ".join(map(quote, columns)) or "*"
     try:
         description = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
@@ -125,7 +125,7 @@ def read_result_types(connection: Connection, source: str, columns: Sequence[str
 def cast_values(
     connection: Connection, canonical: Mapping[str, SqlType], state: Mapping[str, StateColumn]
 ) -> dict[str, str]:
-    """The expression for each canonical column, as the state's column holds its values."""
+    """Renders an expression for each canonical column that casts it to the state's column."""
     return {name: _cast_value(connection, quote(name), sql_type, state[name]) for name, sql_type in canonical.items()}
 
 
@@ -141,7 +141,7 @@ def _cast_value(connection: Connection, value: str, source: SqlType, column: Sta
 
 
 def is_castable(connection: Connection, source: SqlType, target: SqlType) -> bool:
-    """True if Postgres casts a type to another one."""
+    """True if Postgres casts one type to the other."""
     try:
         with connection.transaction():
             connection.execute(f"SELECT CAST(CAST(NULL AS {source.name}) AS {target.name})".encode())
@@ -157,7 +157,7 @@ def refuse_unfit(
     casts: Mapping[str, str],
     state: Mapping[str, StateColumn],
 ) -> None:
-    """Refuses the first column whose type takes a value that the state's does not; returns if the query itself fails."""
+    """Refuses the first column with a value that the state's type does not take; returns if the query itself fails."""
     if not fails(connection, source, *map(quote, casts)):
         for name in (name for name, expression in casts.items() if fails(connection, source, expression)):
             raise unfit(spec, state[name])
@@ -175,7 +175,7 @@ def fails(connection: Connection, source: str, *expressions: str) -> bool:
 
 
 def unfit(spec: ReconciliationSpec, column: StateColumn) -> Refused:
-    """The error for a canonical value that a column cannot hold."""
+    """Makes the error for a canonical value that a column cannot hold."""
     return Refused(
         f"column {column.name!r} of {spec.state}, {column.limited}, cannot hold a canonical value. Nothing was changed. "
         f"Alter the column, or cast or shorten the value in the canonical query of reconciliation {spec.name}"

@@ -40,7 +40,7 @@ class CanonicalRows:
 
 
 def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, max_keys: int) -> int:
-    """Number of keys whose rows are repaired at once: fewer of large rows, which pass through memory as JSON."""
+    """Chooses how many keys are repaired at once: fewer if rows are large, as they pass through memory as JSON."""
     state = _State(connection, scope, spec)
     with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
         row = state.execute("row_bytes", table=state.find_table()).fetchone()
@@ -57,7 +57,7 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     columns: Sequence[str],
     run: int,
 ) -> Mapping[str, str]:
-    """Repairs the rows of some keys, of a consumer paused at a cut; returns the keys that were left, and what refers to them.
+    """Repairs the rows of some keys of a consumer paused at a cut; returns the unrepaired keys, and what refers to them.
 
     Raises ``RepairRefused`` for the constraint that does not allow it.
     """
@@ -99,7 +99,7 @@ _NOTE: LiteralString = (  # the current rows of each key, in a column of the dif
 def replace_state(
     connection: Connection, scope: Scope, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
 ) -> int:
-    """Makes a consumer's whole state that of the canonical rows, and its checkpoints those of their cut; returns the number of rows.
+    """Replaces a consumer's whole state by the canonical rows, and its checkpoints by their cut; returns the number of rows.
 
     Rows that are right already stay as they are.  Raises ``RepairRefused`` for the constraint that does not allow it.
     """
@@ -138,7 +138,7 @@ def _incoming(number: int) -> sql.Identifier:
 
 
 def left_over(specs: Iterable[ReconciliationSpec], reasons: Iterable[str], outcome: str) -> RepairRefused:
-    """The error for rows that were left because other rows refer to them."""
+    """Makes the error for rows that were left because other rows refer to them."""
     return RepairRefused(
         f"rows of {', '.join(spec.state for spec in specs)} would have to go or to change, and other rows refer to them: "
         f"{', '.join(sorted(set(reasons)))}. {outcome}. Repair or remove the rows that refer to them, and repeat it"
@@ -156,7 +156,7 @@ class _State:
         return self._connection.execute(self._sql[statement], values or None)
 
     def open_table(self, columns: Sequence[str], number: int = 0) -> StateTable:
-        """The state's table; Unknown if there is none."""
+        """Opens the state's table.  Raises ``Unknown`` if there is none."""
         table = self.find_table()
         if table is None:
             raise Unknown(f"reconciliation {self.spec.name}: there is no table {self.spec.state}")
@@ -195,7 +195,7 @@ class _State:
                 )
 
     def refuse_dead_letters(self, shards: Collection[ShardName], point: Cut) -> None:
-        """A dead letter is a known difference: repaired here and retried later, its record would be applied twice."""
+        """Refuses dead letters before the cut: repaired here and retried later, a record would be applied twice."""
         [(count,)] = self.execute("dead_letters_before", **self.name_positions(shards, point))
         if count:
             name = self.spec.consumer.name
@@ -206,7 +206,7 @@ class _State:
             )
 
     def name_positions(self, shards: Collection[ShardName], point: Cut) -> dict[str, str | list[int]]:
-        """The parameters of a statement about the positions of the cut."""
+        """Returns the parameters of statements about the positions of the cut."""
         return {
             "consumer": self.spec.consumer.name,
             "channel": self.channel,
@@ -215,7 +215,7 @@ class _State:
         }
 
     def find_table(self) -> int | None:
-        """The state's table, by the role's search_path, which is ours again afterwards; None if there is none."""
+        """Finds the state's table by the role's search_path, then restores ours; None if there is none."""
         self._connection.execute(ROLES_SEARCH_PATH)
         [(oid,)] = self.execute("find_table", table=quote(self.spec.schema, self.spec.table)).fetchall()
         self._connection.execute(OUR_SEARCH_PATH)

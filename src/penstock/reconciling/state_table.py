@@ -1,7 +1,7 @@
 """Writes canonical rows into a state's table: the least change, in an order that foreign keys allow, or none.
 
-Rows that are too many go first, the table that refers before the one that it refers to; then rows are updated and inserted,
-the other way round; then those go that were still referred to.  Whatever can be deferred is checked at the end.
+Surplus rows are deleted first, in referring tables before referenced ones; then rows are updated and inserted,
+the other way round; then surplus rows that were still referred to are deleted.  Deferrable constraints are checked at the end.
 
 A row that another table refers to is not deleted, nor is the value changed that it is referred by: the foreign key would
 change or remove the other table's rows.  It is left, and the constraint is named.
@@ -45,12 +45,12 @@ class Reference:
     referenced: Sequence[str]
 
     def describe(self, action: str = "") -> str:
-        """The constraint and its table, for people."""
+        """Describes the constraint and its table."""
         return f"constraint {self.constraint_name} of {self.child_schema}.{self.child_table}{action}"
 
     @property
     def is_checked_late(self) -> bool:
-        """True if what it refers to may be gone for a while."""
+        """True if the referenced row may be missing until the check at the end."""
         return self.is_deferrable and self.on_delete == _NO_ACTION
 
 
@@ -77,7 +77,7 @@ class StateTable:
         self._parts = self._build_parts()
 
     def execute(self, text: LiteralString, **more: sql.Composable) -> psycopg.Cursor[Any]:
-        """Executes a statement in which the parts of the table have their names."""
+        """Executes a statement after filling in the table's named parts."""
         return self._connection.execute(sql.SQL(text).format(**{**self._parts, **more}))
 
     def _build_parts(self) -> dict[str, sql.Composable]:
@@ -108,7 +108,7 @@ class StateTable:
         return sql.Identifier("pg_temp", f"penstock_{name}_{self._number}")
 
     def _differs(self, columns: Iterable[str]) -> sql.Composed:
-        """The condition that a row ``s`` of the state is not the row ``r`` in some columns, as the comparison sees it."""
+        """Renders the condition that row ``s`` of the state differs from row ``r`` in some columns, as in the comparison."""
         return _any(_differ(self.columns[name], self.spec.tolerance.get(name)) for name in columns)
 
     def parse_rows(self, source: sql.Composable) -> None:
@@ -155,7 +155,7 @@ class StateTable:
                 yield unfit(self.spec, column)
 
     def _refuse_too_long(self, parse: sql.Composable) -> None:
-        """A cast to a type with a length drops spaces at the end, too, which the next comparison would find again."""
+        """Refuses texts that are too long: a cast to a length drops trailing spaces, and the next comparison finds them again."""
         sized = [column for column in self._columns() if column.is_sized]
         if not sized:
             return
@@ -185,7 +185,7 @@ class StateTable:
         check_keys(self.spec, without_key=without_key, twice=twice)
 
     def mark_doubled(self) -> None:
-        """Marks the rows of which the state has several."""
+        """Marks the rows that the state has more than once."""
         keys = sql.SQL(", ").join(map(sql.Identifier, self.spec.key))
         self.execute(
             "UPDATE {rows} r SET {kind} = 'doubled' FROM (SELECT {keys} FROM {table} {grouped} HAVING count(*) > 1) s WHERE {same}",
@@ -202,7 +202,7 @@ class StateTable:
         return sql.SQL("GROUP BY {}").format(sql.SQL(", ").join([*names, *texts])) if names else sql.SQL("")
 
     def find_surplus(self, *, is_whole: bool) -> None:
-        """Notes and locks the rows that are too many: of a whole state also all whose key is not among the rows."""
+        """Notes and locks the surplus rows; of a whole state also all whose key is not among the canonical rows."""
         self.execute(
             "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text) ON COMMIT DROP",
             name=sql.Identifier(f"penstock_surplus_{self._number}"),
@@ -219,7 +219,7 @@ class StateTable:
         self.execute("ANALYZE {surplus}")
 
     def delete_surplus(self, group: Sequence["StateTable"]) -> None:
-        """Deletes the rows that are too many, but those that are referred to."""
+        """Deletes the surplus rows that no other row refers to."""
         self.execute("UPDATE {surplus} SET blocked = NULL WHERE blocked IS NOT NULL")
         [(count,)] = self.execute("SELECT count(*) FROM {surplus}")
         if not count:
@@ -256,7 +256,7 @@ class StateTable:
     def _is_referred(
         self, reference: Reference, group: Sequence["StateTable"], noted_rows: sql.Composable | None = None
     ) -> sql.Composed:
-        """The condition that a row refers to ``s`` that does not go itself."""
+        """Renders the condition that a row that stays refers to ``s``."""
         goes: sql.Composable = sql.SQL("")
         for other in group:
             if reference.child in other.tree and (reference.is_self or reference.is_checked_late):
@@ -319,7 +319,7 @@ class StateTable:
         return any(not (c.is_generated or c.is_identity) for c in (self.columns[name] for name in self._compared))
 
     def _move(self, group: Sequence["StateTable"], moving: Collection[str]) -> None:
-        """Deletes and inserts the rows of which some columns differ; their other columns keep their values."""
+        """Deletes and inserts the rows that differ in some columns; keeps the values of other columns."""
         compared = [name for name in self._compared if name in moving]
         differs = self._differs(compared) if len(compared) == len(moving) else self._parts["differs"]
         self.execute("DROP TABLE IF EXISTS {moved}")
@@ -352,13 +352,13 @@ class StateTable:
         )
 
     def _find_unique(self, error: psycopg.Error) -> set[str]:
-        """The columns of the unique index that an error names; all that are compared if it has others."""
+        """Finds the columns of the unique index that an error names; all compared ones if it has others."""
         values = {"table": self._table, "name": error.diag.constraint_name}
         names = {name for (name,) in self._connection.execute(CATALOG["unique_columns"], values)}
         return names if names and names <= set(self._compared) else set(self._compared)
 
     def _block_updates(self, group: Sequence["StateTable"]) -> None:
-        """Marks rows of which a value would change that other rows refer to.
+        """Marks rows whose update would change a value that other rows refer to.
 
         Without an action, another row may take it over, and the rows of the group may come to refer to another one.
         """
@@ -379,7 +379,7 @@ class StateTable:
             )
 
     def _is_taken_over(self, reference: Reference) -> sql.Composable:
-        """The condition that another row comes to have the values of ``s`` that a foreign key refers to."""
+        """Renders the condition that another row takes over the values of ``s`` that a foreign key refers to."""
         if not set(reference.referenced) <= set(self._names):
             return sql.SQL("false")
         same = _all(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in reference.referenced)
@@ -407,7 +407,7 @@ class StateTable:
             raise self._not_taken()
 
     def left(self) -> dict[int, str]:
-        """The rows that were left, by number, and what refers to them; 0 is a row of the state without one."""
+        """Returns the rows that were left, by number, with what refers to them; 0 is a row of the state without number."""
         return dict(
             self.execute(
                 "SELECT coalesce(number, 0), blocked FROM {surplus} UNION ALL SELECT {number}, {blocked} FROM {rows} WHERE {blocked} IS NOT NULL"
@@ -425,7 +425,7 @@ class StateTable:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Raises ``RepairRefused`` for what a constraint, a trigger or a rule refuses."""
+        """Raises ``RepairRefused`` for an error of a constraint, a trigger or a rule."""
         try:
             yield
         except psycopg.Error as error:
@@ -462,7 +462,7 @@ def _any(conditions: Iterable[sql.Composable]) -> sql.Composed:
 
 
 def _same(column: StateColumn) -> sql.Composable:
-    """The equality of some types and collations is coarser than that of the comparison."""
+    """Renders the comparison of keys: equality of some types and collations is coarser than the comparison's."""
     text: LiteralString = "s.{0} = r.{0}"
     if column.oid not in NATIVE:
         text += ' AND CAST(s.{0} AS text) COLLATE "C" = CAST(r.{0} AS text)'
@@ -484,7 +484,7 @@ def _differ(column: StateColumn, tolerance: float | None) -> sql.Composable:
 
 
 def _field(column: StateColumn) -> sql.Composed:
-    """A column as its value is parsed from JSON: a document is text there, and a whole number may have a decimal point."""
+    """Renders a column as parsed from JSON: a document is text there, and a whole number may have a decimal point."""
     type_ = "text" if column.is_json else "numeric" if column.is_integer else column.unlimited
     return sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(type_))
 
@@ -495,7 +495,7 @@ def _parsed(column: StateColumn) -> sql.Composed:
 
 
 def order_states(connection: Connection, specs: Sequence[ReconciliationSpec]) -> list[ReconciliationSpec]:
-    """Reconciliations in the order of ``order_tables``; the connection finds tables by the role's search_path."""
+    """Orders reconciliations as ``order_tables``; the connection finds tables by the role's search_path."""
     tables = [
         StateTable(connection, spec, oid, ())
         for spec in specs
@@ -507,7 +507,7 @@ def order_states(connection: Connection, specs: Sequence[ReconciliationSpec]) ->
 
 
 def order_tables(tables: Sequence[StateTable]) -> list[StateTable]:
-    """The tables in the order in which rows are inserted: each after those that it refers to; of a circle, the first first."""
+    """Orders tables for inserting: each after those that it refers to; a circle keeps the given order."""
     ordered: list[StateTable] = []
     remaining = list(tables)
     while remaining:
@@ -522,7 +522,7 @@ def _refers(table: StateTable, other: StateTable) -> bool:
 
 
 def write_rows(connection: Connection, tables: Sequence[StateTable], *, is_whole: bool) -> Mapping[int, str]:
-    """Writes the rows of all tables; returns what was left of the last one, by the rows' numbers."""
+    """Writes the rows of all tables; returns the rows that were left, by number."""
     ordered = order_tables(tables)
     connection.execute("SET CONSTRAINTS ALL DEFERRED")
     for table in ordered:

@@ -56,7 +56,7 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
 
 
 def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
-    """Refuses to work while a rule's trigger is missing or another; asks nothing if none is declared."""
+    """Raises ``TriggerMissing`` if a rule's trigger is missing or differs; sends no query without such rules."""
     if any(rule.capture == "trigger" for rule in pipeline.rules):
         for fault in inspect_triggers(connection, pipeline):
             if fault.is_refused:
@@ -131,7 +131,7 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, searc
 def _render_drops(
     trigger: Trigger, installed: Sequence[InstalledTrigger], table: CapturedTable, pipeline: Pipeline
 ) -> Iterator[str]:
-    """Renders what drops the triggers of a table that was renamed, and its class with it: changes would be staged twice."""
+    """Renders the drops for a table that was renamed with its class; otherwise its changes would be staged twice."""
     declared = {make_name(rule) for rule in pipeline.rules}
     for other in installed:
         if other.name not in declared and is_of_former_name(trigger, other, table):
@@ -139,7 +139,7 @@ def _render_drops(
 
 
 def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable) -> None:
-    """Reads no row of the table as the function does: Postgres looks at its expressions only when it fires."""
+    """Plans the function's expressions on no rows: Postgres otherwise checks them only when it fires."""
     for name, expression in trigger.expressions.items():
         statement = f"SELECT {expression} FROM {table.full_name} AS penstock_row WHERE false"
         try:
@@ -167,7 +167,7 @@ def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, Re
 def _inspect(
     trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], tables: Sequence[CapturedTable]
 ) -> Iterator[CaptureFault]:
-    """Compares what a rule declares with what is installed, on each table that it may be about.
+    """Compares a rule with the installed triggers on each table that it may capture.
 
     That is the table in the schema that the class names.  Where the class leaves the schema open, or the application
     translates it, as with a schema a tenant, each table that has the trigger.
@@ -254,7 +254,7 @@ def _find_fault(
 def _find_undeclared(
     pipeline: Pipeline, declared: Collection[str], installed: Sequence[InstalledTrigger]
 ) -> Iterator[CaptureFault]:
-    """Finds triggers that go on capturing for a rule that has gone: a class may have been renamed."""
+    """Finds triggers whose rule is gone: a class may have been renamed."""
     by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
     for name, trigger in {trigger.name: trigger for trigger in installed if trigger.trigger is not None}.items():
         if name not in declared:

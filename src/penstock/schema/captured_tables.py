@@ -67,7 +67,7 @@ class PartTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapturedTable:
-    """A table that has the name of a rule's."""
+    """A table with the name of a rule's table."""
 
     oid: int
     schema: str
@@ -80,7 +80,7 @@ class CapturedTable:
 
     @property
     def full_name(self) -> str:
-        """Its name after its schema's, in quotes."""
+        """Quoted name with its schema."""
         return quote(self.schema, self.name)
 
 
@@ -110,7 +110,7 @@ def read_tables(connection: Connection, scope: Scope, names: Collection[str]) ->
 
 
 def find_refusals(trigger: Trigger, table: CapturedTable) -> Iterator[CaptureFault]:
-    """Finds what keeps a trigger from capturing a table, whatever is installed."""
+    """Finds the reasons why a trigger cannot capture a table, whatever is installed."""
     for kind, name in ((table.kind, table.full_name), *((part.kind, part.name) for part in table.parts)):
         if kind not in TABLES:
             yield CaptureFault(
@@ -226,7 +226,7 @@ def _warn(table: CapturedTable, row: str) -> Iterator[CaptureFault]:
 
 
 def is_of_former_name(trigger: Trigger, installed: InstalledTrigger, table: CapturedTable) -> bool:
-    """Returns whether a trigger captures the table, under a name that it had before, for the channel of a rule."""
+    """Returns whether a trigger captures the table under a former name, for the rule's channel."""
     captures = _parse(installed.comment).get("captures")
     if installed.oid != table.oid or not isinstance(captures, list):
         return False

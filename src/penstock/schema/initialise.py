@@ -39,17 +39,17 @@ def execute(*given: str) -> None:
 
 
 def in_schema(statement: str, schema: str) -> str:
-    """A statement with the quoted name of the schema in place of ``{schema}``."""
+    """Replaces ``{schema}`` in a statement by the quoted name of the schema."""
     return statement.replace("{schema}", quote(schema))
 
 
 def lock_migrations(connection: Connection, schema: str) -> None:
-    """Two processes may migrate at once: the second one waits for this lock, then finds the work done."""
+    """Takes the migration lock: of two processes, the second waits for it and finds the work done."""
     connection.execute(text(statements("penstock.database", schema)["lock_migrations"].decode()))
 
 
 def _schema() -> str:
-    """The Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
+    """Returns the Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
     argument = context.get_x_argument(as_dictionary=True).get("penstock_schema")
     configured = context.config.get_main_option("penstock_schema")
     return str(argument or configured or DEFAULT_SCOPE.schema)
@@ -125,7 +125,7 @@ def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevisio
 
 @contextmanager
 def reporting_waits(database_url: str, report: Callable[[str], object]) -> Iterator[None]:
-    """Reports whom ``penstock init`` waits for, while the block runs: a lock of its own, or of a table, is waited for without a limit."""
+    """Reports the sessions that ``penstock init`` waits for while the block runs: it waits for locks without limit."""
     stop = threading.Event()
 
     def watch() -> None:
@@ -178,7 +178,7 @@ def _may_migrate(current: FoundRevision, schema: str) -> bool:
 
 
 def _become_owner(connection: Connection, schema: str) -> None:
-    """Acts as the tables' owner for this transaction, if this role may: new tables are the same owner's."""
+    """Acts as the tables' owner in this transaction, if the role may, so that new tables have the same owner."""
     statement = statements("penstock.database", schema)["owner_to_become"].decode()
     owner = connection.exec_driver_sql(statement, {"schema": schema}).scalar()
     if owner is not None:
@@ -186,7 +186,7 @@ def _become_owner(connection: Connection, schema: str) -> None:
 
 
 def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:
-    """The SQL that ``initialise`` runs on an empty database."""
+    """Returns the SQL that ``initialise`` runs on an empty database."""
     checked_schema(schema)
     output = io.StringIO()
     with alembic_config(schema) as config:

@@ -106,7 +106,7 @@ def include_object(
 
 @contextmanager
 def _history(schema: str) -> Iterator[Sequence[Script]]:
-    """Our migrations, oldest first; while the block runs they create their tables in ``schema``."""
+    """Yields our migrations, oldest first; while the block runs they create their tables in ``schema``."""
     checked_schema(schema)
     config = context.config
     previous = config.get_main_option("penstock_schema")
@@ -123,7 +123,7 @@ def _history(schema: str) -> Iterator[Sequence[Script]]:
 
 
 def _position(scripts: Sequence[Script], revision: str) -> int:
-    """Number of migrations that lead to a revision.  Raises ``Unknown``."""
+    """Returns the number of migrations that lead to a revision.  Raises ``Unknown``."""
     names = [_BASE, *(script.revision for script in scripts)]
     if revision == "head":
         return len(scripts)
@@ -133,7 +133,7 @@ def _position(scripts: Sequence[Script], revision: str) -> int:
 
 
 def _read_revision(schema: str, start: str) -> str:
-    """The revision of the database; in offline mode the given one."""
+    """Returns the revision of the database; in offline mode ``start``."""
     if context.is_offline_mode():
         return start
     connection = op.get_bind()

@@ -41,7 +41,7 @@ class FoundRevision:
 
 
 def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
-    """The revision of a schema, wherever it is kept; None if the schema does not have our tables."""
+    """Finds the revision of a schema in any version table; None if the schema lacks our tables."""
     sql = statements("penstock.database", schema)
     tables = connection.execute(sql["version_tables"], {"schema": schema}).fetchall()
     for table, is_own in tables:
@@ -66,7 +66,7 @@ def check_revision(connection: Executor, scope: Scope) -> None:
 
 
 def _read_own(connection: Executor, schema: str) -> FoundRevision | None:
-    """The revision in the version table of the schema; None if there is none."""
+    """Returns the revision in the version table of the schema; None if there is none."""
     table = quote(schema, "alembic_version")
     try:
         row = connection.execute(_select_version(table)).fetchone()
@@ -91,7 +91,7 @@ class UnusableSchema:
 
 
 def why_unusable(current: FoundRevision | None, schema: str) -> UnusableSchema | None:
-    """The reason why this release does not work with a schema; None if it does."""
+    """Returns the reason why this release does not work with a schema; None if it does."""
     if current is None:
         return UnusableSchema(f"schema {schema} has no Penstock tables", init_command(schema))
     if not current.revision:
@@ -114,7 +114,7 @@ def is_newer(revision: str) -> bool:
 
 
 def upgrade_command(current: FoundRevision, schema: str) -> str:
-    """The command that upgrades a schema: ours, or that of the Alembic that keeps its revision."""
+    """Returns the command that upgrades a schema: ours, or that of the Alembic that keeps its revision."""
     return (
         init_command(schema)
         if current.is_own
@@ -123,13 +123,13 @@ def upgrade_command(current: FoundRevision, schema: str) -> str:
 
 
 def init_command(schema: str) -> str:
-    """The command that creates or upgrades a schema."""
+    """Returns the command that creates or upgrades a schema."""
     return "penstock init" + ("" if schema == DEFAULT_SCOPE.schema else f" --schema {schema}")
 
 
 @cache
 def newest_shipped() -> str:
-    """The newest revision that this release ships, from the newest file: Alembic would import each of them."""
+    """Returns the newest revision that this release ships, from the newest file: Alembic would import each of them."""
     versions = directory("migrations") / "versions"
     newest = max(entry.name for entry in versions.iterdir() if _FILE.fullmatch(entry.name))
     match = _NAMED.search((versions / newest).read_text("utf-8"))
@@ -144,6 +144,6 @@ def _number(revision: str) -> int:
 
 
 def _since(revision: str) -> int:
-    """The oldest release, by its newest revision, that works with a revision."""
+    """Returns the oldest release, by its newest revision, that works with a revision."""
     match = _REVISION.fullmatch(revision)
     return int(match["since"] or match["number"]) if match else 9999

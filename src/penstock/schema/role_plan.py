@@ -44,9 +44,9 @@ class _Present:
 
 
 def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
-    """The statements that make the roles of a schema: those that are missing, tables of another owner, privileges too few or too many.
+    """Plans the statements for the roles of a schema: missing roles, foreign owners, missing and surplus privileges.
 
-    The connection's role is a superuser, or owns schema and tables and has CREATEROLE.
+    The connection's role must be a superuser, or own schema and tables and have CREATEROLE.
     """
     names = _full_names(prefix)
     with postgres_errors("reading roles and privileges"):
@@ -68,7 +68,7 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
 
 
 def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
-    """Carries out the plan, in one transaction; returns what it was."""
+    """Carries out the plan in one transaction; returns the plan."""
     with postgres_errors("making the roles"), connection.transaction():
         connection.execute(statements("penstock.database", schema)["lock_migrations"])
         plan = plan_roles(connection, schema, prefix)
@@ -84,7 +84,7 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
 
 
 def roles_sql(schema: str, prefix: str) -> str:
-    """The script that makes the roles in any state of a database, for an administrator to run with psql."""
+    """Returns the script that makes the roles in any state of a database, for an administrator to run with psql."""
     names = _full_names(prefix)
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)
@@ -111,7 +111,7 @@ def roles_sql(schema: str, prefix: str) -> str:
 
 
 def _full_names(prefix: str) -> dict[RoleName, str]:
-    """The names of the roles in Postgres: ``penstock_streamer``."""
+    """Returns the names of the roles in Postgres: ``penstock_streamer``."""
     checked_schema(prefix, "role prefix")
     if len(prefix) > _MAX_PREFIX:
         raise InvalidName(
@@ -147,7 +147,7 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
 
 
 def _own(present: _Present, schema: str, owner: str) -> list[str]:
-    """Makes the tables the owner's, for which this connection's role has to be a member."""
+    """Transfers the tables to the owner, after making this connection's role a member of it."""
     return [
         *([] if present.acts_as_owner else [f"GRANT {quote(owner)} TO CURRENT_USER"]),
         *grant_sql(rights("owner") - present.granted[owner], schema, owner),
@@ -166,7 +166,7 @@ def _grant(present: _Present, schema: str, role: RoleName, name: str) -> list[st
 
 
 def _note_others(present: _Present, schema: str, names: dict[RoleName, str]) -> list[str]:
-    """Roles that may write by themselves: a login with INSERT on a whole table is not limited to a producer's columns."""
+    """Notes other roles with write privileges: INSERT on a whole table is not limited to a producer's columns."""
     notes = []
     for role in sorted(set(present.granted) - set(names.values())):
         writes = [right for right in present.granted[role] if right.privilege in _WRITES]

@@ -150,7 +150,7 @@ class Right:
 
     @property
     def place(self) -> tuple[int, str, int, int, str]:
-        """Its place among others in a statement: by object, in the order in which SQL is written."""
+        """Sort key for statements: by object, then in the order of SQL."""
         column = STAGED_COLUMNS.index(self.column) if self.column in STAGED_COLUMNS else -1
         is_known = self.privilege in _PRIVILEGES
         privilege = _PRIVILEGES.index(self.privilege) if is_known else len(_PRIVILEGES)
@@ -159,13 +159,13 @@ class Right:
 
 @cache
 def working_rights(role: RoleName) -> frozenset[Right]:
-    """Rights for the work of a producer, streamer or consumer."""
+    """Returns the rights for the work of a producer, streamer or consumer."""
     return frozenset({Right("SCHEMA", "", "USAGE"), *_parse(WORKING[role])})
 
 
 @cache
 def rights(role: RoleName) -> frozenset[Right]:
-    """All that a role is granted.  The owner's tables are its own."""
+    """Returns all rights that a role is granted; the owner owns its tables."""
     match role:
         case "owner":
             return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
@@ -182,7 +182,7 @@ def rights(role: RoleName) -> frozenset[Right]:
 
 
 def _parse(short_form: Mapping[str, str]) -> Iterator[Right]:
-    """Rights from their short form: ``{"channels": "SELECT, UPDATE (keep)"}``."""
+    """Parses rights from their short form: ``{"channels": "SELECT, UPDATE (keep)"}``."""
     for target, privileges in short_form.items():
         kind, _, name = target.rpartition(" ")
         for privilege, columns in re.findall(r"([A-Z]+)(?: \(([^)]*)\))?", privileges):
@@ -191,12 +191,12 @@ def _parse(short_form: Mapping[str, str]) -> Iterator[Right]:
 
 
 def grant_sql(granted: Iterable[Right], schema: str, to: str) -> list[str]:
-    """``GRANT`` statements, one for each object."""
+    """Renders ``GRANT`` statements, one for each object."""
     return _render("GRANT", "TO", granted, schema, to)
 
 
 def revoke_sql(surplus: Iterable[Right], schema: str, role: str) -> list[str]:
-    """``REVOKE`` statements, one for each object."""
+    """Renders ``REVOKE`` statements, one for each object."""
     return _render("REVOKE", "FROM", surplus, schema, role)
 
 
@@ -208,7 +208,7 @@ def _render(verb: str, preposition: str, chosen: Iterable[Right], schema: str, r
 
 
 def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
-    """Kind and name of each object, with the privileges on it: ``SELECT, UPDATE (keep)``."""
+    """Groups rights by object; yields its kind, its name and the privileges: ``SELECT, UPDATE (keep)``."""
     ordered = sorted(chosen, key=lambda right: right.place)
     for (kind, name), group in groupby(ordered, key=lambda right: (right.kind, right.name)):
         privileges = []
@@ -221,7 +221,7 @@ def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
 
 
 def object_sql(kind: str, name: str, schema: str) -> str:
-    """An object in a statement: ``TABLE "penstock".ticks``."""
+    """Renders an object for a statement: ``TABLE "penstock".ticks``."""
     if kind == "SCHEMA":
         return f"SCHEMA {quote(schema)}"
     arguments = FUNCTIONS[name] if kind == "FUNCTION" and name in FUNCTIONS else ""
@@ -229,7 +229,7 @@ def object_sql(kind: str, name: str, schema: str) -> str:
 
 
 def lacking(connection: Connection, scope: Scope, needed: Iterable[Right], role: str | None = None) -> list[Right]:
-    """Those of the rights that a role lacks, in one round trip; rights on objects that do not exist are left out."""
+    """Returns the rights that a role lacks, in one round trip; ignores objects that do not exist."""
     listed = sorted(needed, key=lambda right: right.place)
     values = {
         "schema": scope.schema,
@@ -257,5 +257,5 @@ def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, do
 
 
 def describe(chosen: Iterable[Right]) -> str:
-    """Rights for people: ``INSERT on journal, UPDATE (keep) on channels``."""
+    """Describes rights: ``INSERT on journal, UPDATE (keep) on channels``."""
     return "; ".join(f"{privileges} on {name or 'the schema'}" for _, name, privileges in _by_object(chosen))

@@ -1,7 +1,7 @@
-"""Cancelling of jobs, in the application's transaction: each of them has its effect, or is cancelled, and never both; and retries.
+"""Cancels and retries jobs in the application's transaction: a job has its effect or is cancelled, never both.
 
-A job's staged row says that it is not done.  A worker deletes it in the transaction of the effect; who cancels deletes it
-without one.  If a worker has deleted it, and not committed yet, nobody waits: the worker is asked to roll back.
+A job's staged row means that it is not done.  A worker deletes it in the transaction of the effect; a cancel deletes it
+without one.  If a worker has deleted it and not committed yet, the cancel does not wait: it asks the worker to roll back.
 Two transactions that cancel the same job do wait for each other, since either may be rolled back.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CancelledJobs:
-    """What became of jobs that were cancelled; those that are done, or were never there, are in neither.
+    """Result of a cancel; jobs that are done or never existed are in neither field.
 
     Attributes:
         ids: Those that have no effect, once the transaction is committed.
@@ -72,7 +72,7 @@ def cancel(
         pipeline: The pipeline, for a connection or a session to which it is not attached.
 
     Returns:
-        Which are cancelled.
+        The cancelled jobs.
 
     Raises:
         InvalidRecord: No job was named, or not by a number.
@@ -93,7 +93,7 @@ async def cancel_async(
     """``cancel`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
 
     Returns:
-        Which are cancelled.
+        The cancelled jobs.
 
     Raises:
         InvalidRecord: No job was named, or not by a number.
@@ -133,7 +133,7 @@ async def retry_async(
 
 
 def _array(ids: Iterable[int]) -> str:
-    """The ids as a parameter.  Raises ``InvalidRecord``."""
+    """Encodes the ids as a parameter.  Raises ``InvalidRecord``."""
     try:
         return int_array(map(int, ids))
     except (TypeError, ValueError) as error:
@@ -151,7 +151,7 @@ def _values(queue: Queue, ids: Iterable[int], unique: str | None, tenant: object
 def run_statement(
     target: Any, queue: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
-    """The rows of a statement about a queue, in the transaction of a session, which is flushed, or of a connection."""
+    """Runs a statement about a queue in the transaction of a session, flushed first, or of a connection."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
@@ -165,7 +165,7 @@ def run_statement(
 async def run_statement_async(
     target: Any, queue: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
 ) -> Rows:
-    """As ``run_statement``, for targets that are awaited."""
+    """Runs a statement like ``run_statement``, for async targets."""
     if is_async_driver(target):
         declarations = require_pipeline(queue, pipeline, caller)
         return await read_by_async_psycopg(target, declarations.scope.schema, statement, values)

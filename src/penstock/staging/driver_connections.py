@@ -35,7 +35,7 @@ def is_async_driver(connection: object) -> bool:
 
 
 def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
-    """Inserts the rows in order, in the connection's transaction; returns their ids, if they are wanted."""
+    """Inserts the rows in order, in the connection's transaction; returns their ids if ``wants_ids``."""
     if isinstance(connection, Connection):
         return insert_rows(connection, insert)
     errors: Any
@@ -63,7 +63,7 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
 
 
 def read_directly(connection: Any, sql: str, values: dict[str, Any] | None = None) -> Rows:
-    """The rows of a query, read through a connection of psycopg or Django."""
+    """Runs a query on a connection of psycopg or Django; returns its rows."""
     if not (_is_instance(connection, "psycopg", "Connection") or _is_django(connection)):
         raise TypeError(
             f"takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not {type(connection).__name__}; for an "
@@ -74,7 +74,7 @@ def read_directly(connection: Any, sql: str, values: dict[str, Any] | None = Non
 
 
 def _open_cursor(connection: Any) -> Any:
-    """A cursor of Django's, or of psycopg's, whatever the connection's own cursors and rows are."""
+    """Opens a standard cursor of Django or psycopg, whatever the connection's own cursors and rows are."""
     if _is_django(connection):
         return connection.cursor()
     psycopg = sys.modules["psycopg"]
@@ -82,9 +82,9 @@ def _open_cursor(connection: Any) -> Any:
 
 
 def read_rows(target: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
-    """The rows of a query, read in the transaction of a session or a connection; ``{schema}`` and its values stand in it in braces.
+    """Runs a query in the transaction of a session or connection; the query has ``{schema}`` and its values in braces.
 
-    Raises ``NotAttached`` if the target is neither, or is to be awaited.
+    Raises ``NotAttached`` for any other target, async ones among them.
     """
     if isinstance(target, Session | scoped_session):
         target = target.connection(bind_arguments={"clause": staged_records(schema)})
@@ -101,7 +101,7 @@ def _fill(query: str, schema: str, names: Iterable[str], form: str) -> str:
 
 
 async def read_by_async_psycopg(connection: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
-    """As ``read_rows``, through psycopg's ``AsyncConnection``."""
+    """Runs a query like ``read_rows``, on psycopg's ``AsyncConnection``."""
     psycopg = sys.modules["psycopg"]
     async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
@@ -138,7 +138,7 @@ def _execute(cursor: Any, sql: str, values: dict[str, Any] | None) -> Rows:
 
 
 def _has_rows(sql: str) -> bool:
-    """True of a statement that returns rows; in psycopg's pipeline mode, a cursor does not know yet, and fetching waits for them."""
+    """True for a statement that returns rows; in psycopg's pipeline mode the cursor cannot tell yet."""
     words = sql.split()
     return words[0] == "SELECT" or "RETURNING" in words
 

@@ -230,7 +230,7 @@ async def stage_many_async(
 
 
 def stage_jobs(target: Target, records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]) -> list[int]:
-    """As ``stage_many``, but returns the ids of the jobs."""
+    """Stages jobs like ``stage_many``; returns their ids."""
     refuse_async(target, "stage_many")
     return _insert(target, replace(_make_insertion(target, to, records, **rest), wants_ids=True), "stage_many")
 
@@ -238,7 +238,7 @@ def stage_jobs(target: Target, records: Iterable[Staging], *, to: Queue, **rest:
 async def stage_jobs_async(
     target: "AsyncTarget", records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]
 ) -> list[int]:
-    """``stage_jobs`` for targets that are awaited."""
+    """``stage_jobs`` for async targets."""
     insertion = replace(_make_insertion(target, to, records, **rest), wants_ids=True)
     return await _insert_async(target, insertion, "stage_many")
 
@@ -290,7 +290,7 @@ _FIELDS = frozenset({"key", "action", "object", "data", "headers"})
 def _make_record(
     channel: Channel, record: Mapping[str, Any], find_model: Callable[[Channel], Any], field: str = ""
 ) -> Row:
-    """The row of a record, given as the arguments of ``stage``."""
+    """Makes the row of a record from the arguments of ``stage``."""
     options = {name: value for name, value in record.items() if name not in _FIELDS}
     if options.get("tenant", "") is None:
         del options["tenant"]
@@ -305,7 +305,7 @@ def _make_record(
 
 
 def _find_model(target: Any, pipeline: Declarations | None, channel: Any) -> Any:
-    """The model that payloads are declared to be: by a log itself, or by the worker of a queue; None if there is none."""
+    """Returns the payload model that a log, or the worker of a queue, declares; None if there is none."""
     if not isinstance(channel, Queue):
         return getattr(channel, "payload", None)
     if pipeline is not None:
@@ -340,7 +340,7 @@ def _require_log(channel: Any) -> Channel:
 
 
 def refuse_async(target: object, caller: str) -> None:
-    """Refuses a session or connection that is to be awaited, before its records are looked at."""
+    """Refuses an async session or connection, before its records are checked."""
     if hasattr(target, "run_sync") or is_async_driver(target):
         raise NotAttached(
             f"{caller}() takes a Session or a Connection, not {type(target).__name__}: await {caller}_async(…)"
@@ -349,7 +349,7 @@ def refuse_async(target: object, caller: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Insertion:
-    """Rows for a channel, and the pipeline if it was given."""
+    """Rows for a channel, and the caller's pipeline, if any."""
 
     channel: Channel
     rows: list[Row]
@@ -369,7 +369,7 @@ class _Insertion:
 
 
 def _insert(target: Any, insertion: _Insertion, caller: str) -> list[int]:
-    """Inserts the rows; returns their ids, if they are wanted."""
+    """Inserts the rows; returns their ids if ``wants_ids``."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
@@ -391,7 +391,7 @@ async def _insert_async(target: Any, insertion: _Insertion, caller: str) -> list
 
 
 def resolve_async(target: Any, caller: str) -> Any:
-    """The ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy's behind a target that is awaited."""
+    """Returns SQLAlchemy's ``AsyncSession`` or ``AsyncConnection`` behind an async target."""
     resolved = target() if hasattr(target, "session_factory") else target
     if not hasattr(resolved, "run_sync"):
         raise NotAttached(
@@ -402,7 +402,7 @@ def resolve_async(target: Any, caller: str) -> Any:
 
 
 def find_attachment(session: Session, channel: Channel, pipeline: Declarations | None) -> Attachment:
-    """The pipeline of a session that has a channel, or the one that was given."""
+    """Returns the session's attachment that has the channel; with ``pipeline``, that one's."""
     attached = find_attachments(session)
     if pipeline is not None:
         attachment = Attachment(require_pipeline(channel, pipeline, "stage"), nudge=False)
@@ -433,7 +433,7 @@ def _insert_in_session(session: Session, insertion: _Insertion) -> list[int]:
 
 
 def require_pipeline(channel: Channel, pipeline: Declarations | None, caller: str) -> Declarations:
-    """Returns the pipeline that was given, if it has the channel."""
+    """Returns ``pipeline`` if it has the channel; otherwise raises ``NotAttached``."""
     if pipeline is None:
         raise NotAttached(
             f"channel {channel.name}: a connection has no pipeline attached, which names the schema; "

@@ -35,7 +35,7 @@ STAGED = "staged"
 
 @dataclass
 class _Watched:
-    """A connection that attached sessions use, each with the test whether its unit of work is writing.
+    """A connection of attached sessions; each has a test whether its unit of work is writing.
 
     Statements that have ``passed`` in this transaction pass again unchecked: a handler sends one for each record.
     """
@@ -77,7 +77,7 @@ _CONNECTIONS = "penstock.connections"
 
 
 class _Write(NamedTuple):
-    """A write that a statement makes: ``INSERT``, ``UPDATE (text)`` for the error, and the kinds of change that it may make.
+    """A write in a statement: its name for the error, such as ``UPDATE (text)``, and its kinds of change.
 
     The schema is None if the statement does not name one.
     """
@@ -127,7 +127,7 @@ def unwatch(session: Session) -> None:
 def _check_statement(
     connection: Connection, _cursor: object, statement: str, _parameters: object, context: _Context, _many: object
 ) -> None:
-    """``before_cursor_execute``: nothing has been sent yet."""
+    """Handles ``before_cursor_execute``: nothing has been sent yet."""
     watched = _watched.get(connection)
     if watched is None or context is None or statement in watched.passed:
         return
@@ -148,7 +148,7 @@ def _check_statement(
 def _check_deleted_rows(
     connection: Connection, cursor: Any, _statement: str, parameters: Any, context: _Context, many: object
 ) -> None:
-    """``after_cursor_execute``: refuses a DELETE by the unit of work that found fewer rows than objects.
+    """Handles ``after_cursor_execute``: refuses a DELETE by the unit of work that found fewer rows than objects.
 
     Another transaction has deleted the missing rows and staged that; a second record would be wrong.  SQLAlchemy itself
     raises for an UPDATE that misses rows, and only warns for a DELETE.
@@ -232,7 +232,7 @@ def _unquote(name: str) -> str:
 
 
 def _refuse_bypass(session: Session, writes: Iterable[_Write], schemas: Schemas) -> None:
-    """Raises for a write that bypasses a rule of the session's pipelines; text names schemas as the connection translates them."""
+    """Raises ``BypassedStaging`` for a write that bypasses a rule of the session's pipelines."""
     for rule in _find_rules(session):
         tables = _find_tables(rule)
         tables |= {(schemas.get(schema, schema), name) for schema, name in tables}

@@ -80,7 +80,7 @@ class Flush:
         return names
 
     def needs_old_row(self, state: State) -> bool:
-        """Returns whether an update's row is to be read and locked before.
+        """Returns whether an update's row must be read and locked first.
 
         The key may change; or the class has several tables, of which an UPDATE locks only those that it changes.
         """
@@ -90,7 +90,7 @@ class Flush:
 
 
 def follow(rule: StagingRule, pipeline: Declarations) -> None:
-    """Listens to a new rule's class, in every session: one that the pipeline is not attached to gets a warning."""
+    """Listens to a new rule's class in every session; warns about sessions without the pipeline."""
     if rule.capture == "orm":
         _listen_to_mapper(rule.model)
     rule_checks.watch_rule(rule, pipeline)
@@ -183,7 +183,7 @@ def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None
 
 
 def _read_before(flush: Flush, connection: Connection, state: State, change: Change) -> None:
-    """Reads and locks an object's row, and with it those of all objects of the class that the flush changes likewise."""
+    """Reads and locks the row of an object, and those of all objects of its class with the same change."""
     states = [state]
     session = state.session
     if session is not None and session.connection_callable is None:  # a sharded one knows each object's connection late

@@ -68,15 +68,15 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         then: tuple[Queue, Staging] | None = None,
         **options: Unpack[MessageOptions],
     ) -> list[int]:
-        """Stages jobs of one tenant in one INSERT; returns their ids.  See ``stage``, and ``penstock.stage_many`` for a group of them.
+        """Stages jobs of one tenant in one INSERT; returns their ids.  See ``penstock.stage_many`` for groups.
 
         Args:
             target: As ``stage``.
-            payloads: What the worker gets, one for each job.
+            payloads: One for each job.
             tenant: Whose the jobs are.
-            key: The key of each, and so are the others.
+            key: The key of each job.
             headers: Metadata beside the payloads.
-            group: The name of a group that they are.
+            group: Name of the group that the jobs form.
             then: A job that follows the group: ``job`` of its worker makes it.
             **options: ``due`` or ``delay``, ``deadline``, ``priority``.
 
@@ -111,7 +111,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         headers: dict[str, Any] | None = None,
         **options: Unpack[MessageOptions],
     ) -> tuple[Queue, Staging]:
-        """A job for ``stage_many(…, then=…)``: the queue, and the arguments of ``stage``.
+        """Makes a job for ``stage_many(…, then=…)``: the queue, and the arguments of ``stage``.
 
         Raises:
             InvalidRecord: The payload is of another type.

@@ -1,4 +1,4 @@
-"""What has become of jobs, read by the application through its own session or connection: an end, progress, a result; of a group, how many are left."""
+"""Reads the state of jobs through the application's own session or connection: end, progress, result, and group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What is known of a job.
+    """State of a job, as ``find_job`` reads it.
 
     Attributes:
         id: Its id, as staging has returned it.
         has_ended: True if no attempt will be made any more: it is done, was cancelled, or is a dead letter.  An id
-            that was never staged is not told apart from a job that is done.
-        progress: The part that is done, as the handler said last; None if it has said nothing.
-        note: The handler's word about it.
-        result: What the handler has set; None if it has set nothing, or the job is not done.
+            that was never staged looks like a job that is done.
+        progress: Completed part, 0 to 1, as the handler reported it last; None without a report.
+        note: The handler's text beside it.
+        result: What the handler has set; None if it has set nothing or the job is not done.
         done_at: Time of the result; None if there is none.
     """
 
@@ -41,15 +41,15 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """What is known of a group of jobs.
+    """State of a group of jobs, as ``find_group`` reads it.
 
     Attributes:
-        name: As ``stage_many`` was given it.
+        name: The ``group`` of ``stage_many``.
         ids: Its members.
         remaining: How many have not ended.
         dead: How many are dead letters now; one that is retried is another job, which is no member.
-        ended_at: Time at which no member was left, and what follows was staged; None before.
-        results: What the handlers of members have set, by their ids, if that was asked for.
+        ended_at: When the last member ended and the following job was staged; None before.
+        results: Results that handlers have set, by job id; empty without ``with_results``.
     """
 
     name: str
@@ -85,15 +85,15 @@ _GROUP = """
 
 
 def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = None) -> JobReport:
-    """What is known of a job.  Notes and results are kept for the queue's ``keep``.
+    """Reads the state of a job.  Notes and results are kept for the queue's ``keep``.
 
     Args:
         target: A session, or a connection of SQLAlchemy, psycopg or Django.
-        job_id: As ``stage`` of a queue has returned it.
+        job_id: The id that ``stage`` of a queue returned.
         pipeline: The pipeline, if it is not attached to the session and has another schema than ``penstock``.
 
     Raises:
-        NotAttached: The target is to be awaited: ``find_job_async``.
+        NotAttached: The target is async: ``find_job_async``.
     """
     rows = read_rows(target, _find_schema(target, pipeline), _JOB, {"wanted": job_id})
     [(has_ended, progress, note, result, done_at)] = rows
@@ -109,16 +109,16 @@ async def find_job_async(target: "AsyncTarget", job_id: int, *, pipeline: Declar
 def find_group(
     target: Target, name: str, *, with_results: bool = False, pipeline: Declarations | None = None
 ) -> GroupReport | None:
-    """What is known of a group of jobs; None if there is none of this name, or its queue's ``keep`` has passed since its end.
+    """Reads the state of a group of jobs; None if it does not exist, or ended longer ago than the queue's ``keep``.
 
     Args:
         target: As ``find_job``, and so is ``pipeline``.
-        name: As ``stage_many`` was given it; of a job that follows a group, ``job.headers["group"]``.
-        with_results: Whether the members' results are read as well.
+        name: The ``group`` of ``stage_many``; the following job has it in ``job.headers["group"]``.
+        with_results: Also reads the members' results.
         pipeline: The pipeline.
 
     Raises:
-        NotAttached: The target is to be awaited: ``find_group_async``.
+        NotAttached: The target is async: ``find_group_async``.
     """
     values = {"wanted": name, "with_results": "true" if with_results else "false"}
     rows = read_rows(target, _find_schema(target, pipeline), _GROUP, values)

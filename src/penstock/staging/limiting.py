@@ -1,4 +1,4 @@
-"""Limits of a queue's tenants and keys, set in the application's transaction: the streamer brings them to Redis, again after a loss."""
+"""Sets limits of a queue's tenants and keys in the application's transaction; the streamer copies them to Redis."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -43,18 +43,18 @@ def limit(
     key: str | None = None,
     pipeline: Declarations | None = None,
 ) -> None:
-    """Limits a tenant or a key of a queue from a second after the commit on, what waits included; before what is declared.
+    """Limits a tenant or key of a queue, from a second after the commit, waiting jobs included; overrides the declaration.
 
     Args:
         target: As ``cancel``, and so is ``pipeline``.
-        limits: ``TenantLimits`` of a tenant, ``KeyLimits`` of a key; None takes them back, and the declared ones hold.
+        limits: ``TenantLimits`` of a tenant, ``KeyLimits`` of a key; None restores the declared ones.
         of: The queue.
-        tenant: The tenant; ``""`` is all that have no limits of their own.
+        tenant: The tenant; ``""`` stands for all without limits of their own.
         key: The key, likewise.
         pipeline: The pipeline.
 
     Raises:
-        InvalidMessage: Neither a tenant nor a key is named, or both; limits are of the other kind; or they are of a key over
+        InvalidMessage: Neither or both of tenant and key are named; the limits are of the other kind; or they limit a key over
             all tenants, in a queue of several shards.
         NotAttached: As ``stage``.
     """
@@ -85,7 +85,7 @@ def _parts(queue: Queue) -> int:
 def limit_values(
     queue: str, limits: TenantLimits | KeyLimits | None, tenant: str | None, key: str | None, *, parts: int
 ) -> dict[str, Any]:
-    """The values of ``SET_LIMITS``, of a queue with a key in so many shards.  Raises ``InvalidMessage``."""
+    """Returns the values of ``SET_LIMITS``; a key's rate is divided by ``parts`` shards.  Raises ``InvalidMessage``."""
     if (tenant is None) is (key is None):
         raise InvalidMessage("limit", "takes a tenant or a key, one of them")
     kind, name, expected = ("tenant", tenant, TenantLimits) if key is None else ("key", key, KeyLimits)

@@ -78,7 +78,7 @@ def make_message(  # noqa: PLR0913  a row has this many columns
 
 
 def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH, model: Any = None) -> Row:
-    """Checks the job of a slot, whose worker takes payloads of a model, and returns it as a row."""
+    """Checks the job of a slot against the worker's payload model; returns it as a row."""
     options: dict[str, Any] = {
         "tenant": spec.name if spec.tenant is None else spec.tenant,
         "unique": spec.unique,
@@ -99,13 +99,13 @@ def check_scheduled(spec: ScheduleSpec, model: Any) -> None:
 
 
 def refuse_options(channel: Channel, options: Iterable[str], field: str = "") -> None:
-    """Refuses what only queues have, for a channel of another kind."""
+    """Refuses options that only queues take."""
     for name in options:
         raise InvalidRecord(f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}")
 
 
 def refuse_reserved(headers: object, field: str = "") -> None:
-    """Refuses headers that have Penstock's own."""
+    """Refuses headers that contain Penstock's reserved one."""
     if isinstance(headers, dict) and RESERVED in headers:
         raise InvalidRecord(f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name")
 
@@ -119,7 +119,7 @@ def _checked(value: object, name: str, field: str) -> str:
 
 
 def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[str, Any]:
-    """The value of the reserved header."""
+    """Makes the value of the reserved header."""
     due, delay, deadline = options.get("due"), options.get("delay"), options.get("deadline")
     unique = options.get("unique")
     try:
@@ -150,7 +150,7 @@ def _translate(error: InvalidMessage, field: str) -> InvalidRecord:
 
 
 def _add(headers: object, header: dict[str, Any], field: str) -> object:
-    """The headers with the reserved one."""
+    """Adds the reserved header."""
     refuse_reserved(headers, field)
     if isinstance(headers, dict):
         return {**headers, RESERVED: header} if header else headers

@@ -39,7 +39,7 @@ def channel_name(schema: str) -> str:
 
 
 def note_staged(session: Session, connection: Connection, schema: str, *, nudge: bool | None) -> None:
-    """Notes that the connection's transaction has staged records, if its commit may have to nudge: see ``attach``."""
+    """Notes that the connection's transaction has staged records, if its commit may nudge: see ``attach``."""
     if nudge is not False:
         session.info.setdefault(_STAGED, set()).add((connection, schema, bool(nudge)))
 

@@ -85,7 +85,7 @@ _SERIALIZER = "__pydantic_serializer__"
 
 
 def as_plain(value: object, field: str) -> object:
-    """The dict of a dataclass, msgspec Struct or Pydantic model; any other value as it is."""
+    """Converts a dataclass, msgspec Struct or Pydantic model to a dict; returns other values unchanged."""
     try:
         if hasattr(type(value), _SERIALIZER):
             return getattr(type(value), _SERIALIZER).to_python(value, mode="json", by_alias=True)
@@ -104,7 +104,7 @@ def as_plain(value: object, field: str) -> object:
 
 
 def _find_unwritable(value: object, path: str) -> tuple[str, object]:
-    """The field of a dataclass, Struct or model that makes it impossible to write, or the whole."""
+    """Finds the field that keeps a dataclass, Struct or model from being written; the whole if none does."""
     is_model = hasattr(type(value), _SERIALIZER)
     for name, member in (get_members(value) or {}).items():
         try:
@@ -118,7 +118,7 @@ def _find_unwritable(value: object, path: str) -> tuple[str, object]:
 
 
 def get_members(value: Any) -> Mapping[Any, Any] | None:
-    """The parts of a value that has any, by name or number; without those that a Pydantic model says are not to be written."""
+    """Returns the members of a value by name or index, without the excluded fields of a Pydantic model; None for a scalar."""
     kind = type(value)
     if isinstance(value, dict):
         return value
@@ -178,7 +178,7 @@ def headers_text(headers: object, field: str = "headers") -> str | None:
 
 
 def _encode_fast(value: object) -> str | None:
-    """Encodes a value without looking for the path of a fault; None if ``_check`` has to look at it."""
+    """Encodes a value without looking for faults; None if ``_check`` must look at it."""
     if not (type(value) in _SCALARS or _is_plain(value, MAX_DEPTH)):
         return None
     try:
@@ -348,7 +348,7 @@ def _check_scalar(value: object, path: str) -> None:
 
 
 def _find_fault(value: object) -> str | None:
-    """What is wrong with a value that is neither text nor a whole number; its text may not quote the value."""
+    """Describes the fault of a value that is neither text nor a whole number, without quoting it; None if it has none."""
     if isinstance(value, float):
         return (
             None

@@ -1,4 +1,4 @@
-"""Payloads of a declared model: what a consumer would not get as it was given is refused where it is staged.
+"""Payloads of a declared model: a value that a consumer would not get back equal is refused when it is staged.
 
 A payload is written as JSON, and its consumer makes it an instance of the model again.  The same is done here: JSON that the model does
 not take would be dead-lettered, and a value that comes back as another one would reach the handler: a secret as stars, the fields of a
@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 def checked_model(value: object, model: Any) -> object:
-    """The value, if it is an instance of the model, or of anything if there is none."""
+    """Returns the value if it is an instance of the model, or if there is no model."""
     if not _is_instance(value, model):
         raise InvalidRecord(
             "payload", f"is of type {type(value).__name__}; {model.__name__} is declared: payload={model.__name__}"
@@ -38,13 +38,13 @@ def _is_instance(value: object, model: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TypedPayload:
-    """The model that a payload is declared to be, and the payload as it was given, if that is known."""
+    """The declared model of a payload, and the application's payload, if it is known."""
 
     model: Any
     given: object = _MISSING
 
     def check(self, text: str, field: str) -> None:
-        """Checks the JSON as consumers will, and what comes back if the payload was given as an instance of the model.
+        """Checks the JSON as consumers will; compares what comes back with the payload if that is an instance of the model.
 
         Raises ``InvalidRecord``.
         """
@@ -67,7 +67,7 @@ class TypedPayload:
 
 @cache
 def _find_decoder(model: Any) -> Decode | None:
-    """The decoder of a model; None without Pydantic, which an application that only stages need not have."""
+    """Returns the decoder of a model; None without Pydantic, which an application that only stages may lack."""
     try:
         return make_model_decoder(model, "staging")
     except ImportError:
@@ -75,7 +75,7 @@ def _find_decoder(model: Any) -> Decode | None:
 
 
 def _is_equal(original: Any, decoded: Any) -> bool:
-    """True if an instance of a model equals what has come back, in every field: the quick answer for almost all."""
+    """True if all fields of an instance equal the decoded ones: the fast path for almost all."""
     if type(original) is not type(decoded):
         return False
     compares_all = _compares_every_field(type(original))  # type: ignore[arg-type]  # a class has a hash
@@ -89,7 +89,7 @@ def _compares_every_field(kind: Any) -> bool:
 
 
 def _find_difference(original: Any, decoded: Any, path: str) -> tuple[str, object] | None:
-    """The first part of a value that has come back as another one, with its path."""
+    """Finds the first part of a value that differs when decoded; returns its path and the part."""
     members, returned = get_members(original), get_members(decoded)
     if members is None or returned is None or not _is_related(type(original), type(decoded)):
         return None if _is_same(original, decoded) else (path, original)
@@ -105,7 +105,7 @@ def _is_related(original: type, decoded: type) -> bool:
 
 
 def _is_same(original: Any, decoded: Any) -> bool:
-    """True if they are equal; or if they are of two types, and one is how the other is written."""
+    """True if they are equal, or if one is the written form of the other."""
     try:
         if original == decoded:
             return True
@@ -125,7 +125,7 @@ def _as_json(value: object) -> Any:
 
 
 def _as_libraries_write(value: object) -> Iterator[Any]:
-    """As the libraries of models write a value of a field that takes anything."""
+    """Yields the forms in which Pydantic and msgspec write a value of a field of any type."""
     for library, write in (("pydantic_core", "to_jsonable_python"), ("msgspec", "to_builtins")):
         if library in sys.modules:
             yield getattr(sys.modules[library], write)(value)

@@ -5,10 +5,10 @@ compiled once and prepared once.  The payload is encoded by ``payload`` and inse
 ``json_serializer`` is not used.  Nothing but the ids of jobs is read back: for logs, the INSERT privilege is
 enough.
 
-Before, the channel's registration is compared with its declaration: an application with 8 shards beside workers with 4 would
-stage into shards that nobody reads.  The question is asked on the connection that stages, once a minute and channel in each
-process; of a channel that is not registered yet, because its workers are deployed after the application, every five seconds.
-A function of the schema answers, which a role that may only insert can call.  Where the role may not call it, nothing is checked.
+The channel's registration is first compared with its declaration: an application with 8 shards beside workers with 4 would
+stage into shards that nobody reads.  Checked on the staging connection, at most once a minute per channel;
+every five seconds until the channel is registered, because workers may be deployed after the application.
+A function of the schema answers, so that a role with INSERT alone can ask.  A role that may not call it skips the check.
 """
 
 import json
@@ -59,12 +59,12 @@ _addresses: dict[tuple[object, ...], Known] = {}
 
 
 def known_to_engine(connection: Connection) -> Known:
-    """The answers of the database that a connection of SQLAlchemy is to."""
+    """Returns the cached checks for the database of a SQLAlchemy connection."""
     return _engines.setdefault(connection.engine.pool, {})
 
 
 def known_at(*address: object) -> Known:
-    """The answers of the database with this host, port and name."""
+    """Returns the cached checks for the database with this host, port and name."""
     return _addresses.setdefault(address, {})
 
 
@@ -82,7 +82,7 @@ def run_steps(steps: Steps, execute: Callable[[str, dict[str, Any]], Rows]) -> l
 def _check_channels(
     checked_until: Known, schema: str, channels: Iterable[Channel], form: str
 ) -> Generator[Question, Rows, None]:
-    """Checks that channels are registered as they are declared, or not at all."""
+    """Checks that registered channels match their declarations."""
     now = monotonic()
     for channel in channels:
         if now >= checked_until.get((schema, channel), 0.0):
@@ -94,7 +94,7 @@ def _check_channels(
 
 
 def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, Registration | None]:
-    """The registered values; None if there are none, or they cannot be asked for."""
+    """Asks for the registration of a channel; returns None if there is none, or the role may not ask."""
     may_ask = yield _MAY_ASK.format(schema=form.format("schema")), {"schema": schema}
     if not may_ask or not may_ask[0][0]:
         return None
@@ -111,7 +111,7 @@ Row = str
 
 @dataclass(frozen=True, slots=True)
 class JobGroup:
-    """A group that rows are the members of; ``following`` is staged when none of them is left."""
+    """A group of jobs whose members are the rows; ``following`` is staged when none remains."""
 
     name: str
     channel: str
@@ -120,7 +120,7 @@ class JobGroup:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Rows to insert; ``wants_ids``: their ids are to be returned, which takes the privilege to read them."""
+    """Rows to insert; ``wants_ids`` returns their ids, which takes the privilege to read them."""
 
     schema: str
     rows: Sequence[Row]
@@ -170,7 +170,7 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     field: str = "",
     typed: TypedPayload | None = None,
 ) -> Row:
-    """Checks the fields of a record and returns them as a row; ``typed`` if its payload is of a model."""
+    """Checks the fields of a record and returns them as a row; ``typed`` is the payload's model, if any."""
     checked_key = key_text(key, f"{field}key")
     checked = [
         _make_label(channel.name, "channel"),
@@ -220,7 +220,7 @@ def insert_steps(insert: Insert, checked_until: Known, form: str = ":{}") -> Ste
 
 
 def insert_rows(connection: Connection, insert: Insert) -> list[int]:
-    """Inserts the rows; returns their ids, if they are wanted."""
+    """Inserts the rows; returns their ids if ``wants_ids``."""
     if _is_autocommit(connection):
         raise StagingError(f"{AUTOCOMMIT}; use a connection or an engine with another isolation level")
 
@@ -265,7 +265,7 @@ def insert_sql(schema: str, rows: str, *, returning: bool = False) -> str:
 
 
 def _group_sql(schema: str, form: str) -> str:
-    """The INSERT of a group; all values are sent as text, which every driver can."""
+    """Makes the INSERT of a group; sends all values as text, which every driver can."""
     types = {"name": "text", "channel": "text", "members": "bigint[]", "waits_for": "bigint", "following": "jsonb"}
     values = ", ".join(f"CAST(CAST({form.format(name)} AS text) AS {kind})" for name, kind in types.items())
     return f"INSERT INTO {quote(schema)}.job_groups ({', '.join(types)}) VALUES ({values})"
@@ -291,6 +291,6 @@ def _is_autocommit(connection: Connection) -> bool:
 
 
 def get_sqlstate(error: BaseException | None) -> str:
-    """Psycopg and asyncpg call it ``sqlstate``, psycopg2 ``pgcode``."""
+    """Returns the SQLSTATE: ``sqlstate`` of psycopg and asyncpg, ``pgcode`` of psycopg2."""
     states = (getattr(error, name, None) for name in ("sqlstate", "pgcode"))
     return next((state for state in states if isinstance(state, str)), "")

@@ -1,4 +1,4 @@
-"""Checks of a staging rule: mistakes are refused when it is declared, and what its hooks do not see gets a warning, once.
+"""Checks a staging rule: refuses mistakes when it is declared, and warns once of changes that its hooks do not see.
 
     an unattached session      flushes an object of a class with a rule: nothing is staged
     a foreign key              lets Postgres itself delete or update rows of the class
@@ -142,7 +142,7 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
 
 
 def _check_key(rule: StagingRule, subject: str) -> None:
-    """Refuses a secret as key or tenant: these are shown by commands and in logs."""
+    """Refuses a secret as key or tenant: commands and logs show both."""
     columns = class_mapper(rule.model, configure=False).columns
     for name in (*get_names(rule.key), *get_names(rule.tenant)):
         if is_secret(columns.get(name)):

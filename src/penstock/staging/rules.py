@@ -46,14 +46,14 @@ class Declarations(Protocol):
 
     @property
     def rules(self) -> Sequence[StagingRule]:
-        """The staging rules, in the order of their declaration."""
+        """Staging rules, in the order of their declaration."""
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """The channels by name."""
+        """Channels by name."""
 
     def find_payload(self, queue: Queue) -> type[Any] | None:
-        """The model of the payloads that the worker of a queue takes."""
+        """Returns the payload model of a queue's worker."""
 
     @property
     def scope(self) -> Scope:
@@ -61,7 +61,7 @@ class Declarations(Protocol):
 
     @property
     def observers(self) -> Observers:
-        """Who observes its events."""
+        """Observers of its events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class MappedRule:
     typed: TypedPayload | None  # the model that the worker of the rule's queue takes
 
     def may_move(self, state: State) -> bool:
-        """Returns whether an update of the object may change its key, and the rule has to follow it."""
+        """Returns whether an update may change the object's key, and the rule must follow it."""
         key = set(get_names(self.rule.key))
         names = key if self.has_unique_key else key.union(self.identity)
         is_fixed = bool(key) and key.issubset(self.identity) and names.isdisjoint(state.committed_state)
@@ -114,9 +114,9 @@ class MappedRule:
     def _replace(
         self, connection: Connection, state: State, old: Values, new: Values | None
     ) -> list[tuple[Change, Values | None]]:
-        """The parts of an update that changes the key: a delete and an insert, as far as the rule stages them.
+        """Splits an update that changes the key into a delete and an insert, as far as the rule stages them.
 
-        Of a key that rows take over from each other, the record of its new row may be there already: it is not deleted.
+        If another row has already taken the old key, its record is there: the delete is left out.
         """
         on = self.rule.on
         is_deleted = "delete" in on and not self._is_taken(connection, state, old)
@@ -124,7 +124,7 @@ class MappedRule:
         return [*replaced, ("insert" if "insert" in on else "update", new)]
 
     def _is_taken(self, connection: Connection, state: State, old: Values) -> bool:
-        """Returns whether another row has the key that a row had; the unit of work updates before it inserts, unlike its events."""
+        """Returns whether another row already has the old key: the unit of work updates before it inserts."""
         names = get_names(self.rule.key)
         return self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in names})
 
@@ -167,7 +167,7 @@ class MappedRule:
             return False
 
     def _convert(self, values: Values) -> Values:
-        """The values of the columns that the rule names, as they can be written; its functions get them as they are."""
+        """Converts the values of the columns that the rule names to their stored form."""
         if not self.converters:
             return values
         return {
@@ -176,7 +176,7 @@ class MappedRule:
         }
 
     def _object(self, state: State, values: Values) -> AbstractContextManager[object]:
-        """The object as the rule's functions are to see it."""
+        """Gives the rule's functions the object with its row's values."""
         return as_stored(state, values, self.derived) if self.is_computed else nullcontext(state.obj())
 
 
@@ -203,7 +203,7 @@ def column_names(mapper: Mapper[Any]) -> tuple[str, ...]:
 
 
 def is_unique(mapper: Mapper[Any], columns: Sequence[object], *, is_deferrable: bool = False) -> bool:
-    """Returns whether a table has one row at most for values of the columns; or may have more until the commit, and not after."""
+    """Returns whether the columns are unique in the table; with ``is_deferrable``, only at the commit."""
     table = mapper.local_table
     if not isinstance(table, Table):
         return False
@@ -239,7 +239,7 @@ class Attachment:
 
     @property
     def orm_rules(self) -> tuple[StagingRule, ...]:
-        """The rules declared so far that the session's hooks follow."""
+        """Declared rules that the session's hooks follow."""
         rules = self.pipeline.rules
         if len(rules) != self._declared:  # asked at every flush
             self._orm_rules = tuple(rule for rule in rules if rule.capture == "orm")
@@ -289,7 +289,7 @@ def find_attachments(session: Session) -> list[Attachment]:
 
 
 def resolve_target(target: Any) -> Target:
-    """Returns the session class, or the session, behind what an application attaches to.
+    """Returns the session class, or the session, behind the target of ``attach``.
 
     Async types are recognised by their attributes, since importing them needs greenlet.
     """
@@ -322,7 +322,7 @@ _own_classes: WeakKeyDictionary[Any, type[Any]] = WeakKeyDictionary()
 
 
 def _own(target: Any, shared: Any) -> type[Any]:
-    """Returns the class of sessions of this target alone: a subclass, unless ``shared`` is the one made before."""
+    """Returns the session class of this target alone: a subclass of ``shared``, made once."""
     if not isinstance(shared, type):
         raise DeclarationError(f"sync_session_class is {shared!r}, which is no class: give a subclass of Session")
     if _own_classes.get(target) is not shared:
@@ -377,7 +377,7 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
 
 
 def _is_queried(attribute: ColumnProperty[Any]) -> bool:
-    """Returns whether an attribute has a value only if a query gives it one: ``query_expression``."""
+    """Returns whether the attribute is a ``query_expression``, which only a query fills."""
     return ("query_expression", True) in attribute.strategy_key
 
 

@@ -1,4 +1,4 @@
-"""Rows of mapped objects as the transaction holds them: a record tells of the row, never of what the object remembers.
+"""Reads the rows of mapped objects in the transaction: a record holds the row's values, not the object's.
 
 What an object holds may be older than its row, and what was written may be stored otherwise: by another transaction, a
 trigger, a default, a type that pads or converts.  ``read_rows`` reads the rows of many objects by one statement of
@@ -106,14 +106,14 @@ def read_rows(
 
 
 def has_row(connection: Connection, mapper: Mapper[Any], values: Values) -> bool:
-    """Returns whether a row has just the values of some attributes; to Postgres others may be equal, such as ``Ab`` and ``AB``."""
+    """Returns whether a row has exactly these values; Postgres may call others equal, such as ``Ab`` and ``AB``."""
     columns = [mapper.column_attrs[name].columns[0] for name in values]
     query = select(*columns).where(*(column == value for column, value in zip(columns, values.values(), strict=True)))
     return tuple(values.values()) in map(tuple, connection.execute(query))
 
 
 def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any]) -> Sequence[Any]:
-    """Fetches the rows, whatever a role or a database is set to: settings may shorten floats, or write times as no driver reads."""
+    """Fetches the rows, whatever the settings: a role's or a database's may shorten floats or change the style of times."""
     if _has_readable_times(connection):
         rows = connection.execute(statement, keys).all()
         if not rows or int(rows[0].float_digits) > 0:
@@ -126,7 +126,7 @@ def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any])
 
 
 def _has_readable_times(connection: Connection) -> bool:
-    """Returns whether the driver reads times as Postgres writes them: psycopg reads few styles, and others ask for their own."""
+    """Returns whether the driver reads the current style of times: psycopg reads few, others set their own."""
     driver: Any = connection.connection.driver_connection
     if type(driver).__module__.partition(".")[0] != "psycopg":
         return True
@@ -135,7 +135,7 @@ def _has_readable_times(connection: Connection) -> bool:
 
 
 def keep_loaded(context: UOWTransaction, state: State, values: Values) -> None:
-    """Sets values that the object lacks on it, as the unit of work does with values that the server has set."""
+    """Sets values that the object lacks, as the unit of work does with values of the server."""
     lacking = [name for name in values if name not in state.dict and name not in state.committed_state]
     for name in lacking:
         set_committed_value(state.obj(), name, values[name])
@@ -145,7 +145,7 @@ def keep_loaded(context: UOWTransaction, state: State, values: Values) -> None:
 
 @contextmanager
 def as_stored(state: State, values: Values, derived: Derived) -> Iterator[object]:
-    """Gives the object the row's values for a while; then it has its own again, with the program's changes to them."""
+    """Gives the object the row's values while the block runs; restores its own, with the program's changes."""
     memory = state.dict
     outdated = {
         name: _ABSENT
@@ -212,12 +212,12 @@ def _find_lockable(source: FromClause) -> list[FromClause]:
 
 
 def _uncollated(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """A type without its collation, which a CAST does not take."""
+    """Removes the collation of a type, which a CAST does not take."""
     return kind.adapt(type(kind), collation=None) if isinstance(kind, String) and kind.collation else kind
 
 
 def _get_identities(states: Sequence[State], *, is_written: bool) -> list[tuple[Any, ...]]:
-    """The primary keys: those that the flush has written, or those before."""
+    """Returns the primary keys before the flush, or with ``is_written`` after it."""
     mapper = states[0].mapper
     old = [state.key[1] if state.key is not None else () for state in states]
     if not is_written:
@@ -230,7 +230,7 @@ def _get_identities(states: Sequence[State], *, is_written: bool) -> list[tuple[
 
 
 def is_identity_changed(state: State) -> bool:
-    """Returns whether the flush has written another primary key than the row had."""
+    """Returns whether the flush has changed the primary key."""
     return state.key is not None and _get_identities([state], is_written=True) != [state.key[1]]
 
 
@@ -246,7 +246,7 @@ def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -
 
 
 def find_converters(types: Mapping[str, TypeEngine[Any]]) -> Converters:
-    """The converters of columns whose types may load objects, by the attribute's name."""
+    """Finds the converters of columns whose types may load objects, by attribute name."""
     converters = {name: _find_converter(kind) for name, kind in types.items()}
     return {name: convert for name, convert in converters.items() if convert is not None}
 

@@ -39,7 +39,7 @@ def with_trace(headers: str | None, own_headers: object, limit: int) -> str | No
 
     Args:
         headers: The application's headers as JSON text.
-        own_headers: The same as a dict.
+        own_headers: The application's headers as a dict.
         limit: Most bytes that the headers may take.
     """
     module = sys.modules.get(OPENTELEMETRY)
@@ -55,7 +55,7 @@ def with_trace(headers: str | None, own_headers: object, limit: int) -> str | No
 
 
 def _encode(span: "Span") -> str | None:
-    """The headers that name a span, as JSON text; None if it is not recorded."""
+    """Encodes the headers of a span as JSON text; None if it is not recorded."""
     if not span.is_recording():
         return None
     context = span.get_span_context()

@@ -232,7 +232,7 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
 
 
 def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: str) -> str:
-    """Renders what compares the keys before and after an update; jobs of a queue are no images of a row."""
+    """Renders the comparison of an update's old and new key; empty for jobs, which are no images of a row."""
     old_key = key.replace("penstock_row.", "OLD.")
     if "update" not in rule.on or rule.channel.traits.has_jobs:
         return ""
@@ -255,7 +255,7 @@ def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: s
 
 
 def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
-    """Renders what leaves out the delete of a key that another row has taken before: its record is there already."""
+    """Renders the check that skips the delete of a key that another row has already taken."""
     columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
     is_deferred = rule.on >= set(CHANGES) and is_unique(mapper, columns, is_deferrable=True)
     is_possible = "true" if is_deferred else "current_setting('penstock.nested', true) = 'on'"
@@ -263,20 +263,20 @@ def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
 
 
 def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
-    """Renders what finds a row of the key that a row had: rows may take over each other's.  Empty if several may have one."""
+    """Renders the search for a row with the old key, which rows may take over; empty if the key is not unique."""
     columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
     condition = f" AND ({_render_query(rule, mapper, 'current')})" if isinstance(rule.when, str) else ""
     return _render_find("true", [column.name for column in columns], condition) if is_unique(mapper, columns) else ""
 
 
 def _render_find(selection: str, columns: Sequence[str], condition: str = "") -> str:
-    """Renders the text of a statement that reads the row, as it is now, that has the same values in some columns."""
+    """Renders a statement that reads the current row with the same values in some columns."""
     left, right = (", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)"))
     return FIND.format(what=selection, where=quote_literal(f" AS current WHERE ({left}) = ({right}){condition}"))
 
 
 def _render_next(rule: StagingRule) -> str:
-    """Renders what goes on to the new row after the old one of a changed key."""
+    """Renders the step from the old to the new row of a changed key."""
     if not rule.on >= {"update", "delete"} or not rule.channel.traits.keeps_records:
         return ""
     return NEXT_IMAGE.format(action="insert" if "insert" in rule.on else "update")
@@ -400,7 +400,7 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
 
 
 def _render_timestamp(value: str, form: str) -> str:
-    """Infinity, which has no digits, is a word; a year before 1 has ``BC`` behind it, as in Postgres' own JSON."""
+    """Renders a timestamp; infinity is a word, and a year before 1 ends with ``BC``, as in Postgres' own JSON."""
     era = f"CASE WHEN {value} < timestamp '0001-01-01' THEN ' BC' ELSE '' END"
     return f"coalesce(to_char({value}, '{form}' || {era}), ({value})::text)"
 

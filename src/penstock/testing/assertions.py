@@ -29,7 +29,7 @@ Source = Session | scoped_session[Any] | Connection | DriverConnection
 
 
 def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
-    """All staged records, in the order of staging; a session is flushed first.
+    """Returns all staged records, in the order of staging; a session is flushed first.
 
     For an ``AsyncSession``: ``await session.run_sync(staged)``.
 
@@ -62,7 +62,7 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
     headers: Mapping[str, Any] | None = None,
     schema: str | None = None,
 ) -> StagedRecord:
-    """Assert that exactly one staged record matches, and return it.
+    """Asserts that exactly one staged record matches; returns it.
 
     For an ``AsyncSession``: ``await session.run_sync(assert_staged, to="rides", key=7)``.
 
@@ -107,7 +107,7 @@ def assert_not_staged(  # noqa: PLR0913  the same
     headers: Mapping[str, Any] | None = None,
     schema: str | None = None,
 ) -> None:
-    """Assert that no staged record matches: see ``assert_staged`` for the arguments.
+    """Asserts that no staged record matches: see ``assert_staged`` for the arguments.
 
     Raises:
         AssertionError: A record matches; the message lists those that do.
@@ -140,7 +140,7 @@ def _read(source: Source, schema: str, query: Select[Any]) -> Iterable[Sequence[
 
 
 def _wanted(channel: Channel | str | None, key: object, tenant: object, parts: dict[str, Any]) -> dict[str, Any]:
-    """The fields that have to match."""
+    """Returns the fields that must match."""
     if tenant is not None or isinstance(channel, Queue):
         # A record of a queue has its tenant for a key, and its key in a header.
         if key is not None:
@@ -156,7 +156,7 @@ def _wanted(channel: Channel | str | None, key: object, tenant: object, parts: d
 
 
 def _differences(expected: Mapping[str, Any], record: StagedRecord) -> Iterator[str]:
-    """The paths at which the record does not match, such as ``data.fare``."""
+    """Yields the paths at which the record does not match, such as ``data.fare``."""
     for field, value in expected.items():
         yield from _mismatches(value, getattr(record, field), field)
 
@@ -173,7 +173,7 @@ def _mismatches(expected: Any, actual: Any, path: str) -> Iterator[str]:
 
 
 def _as_staged(value: Any) -> Any:
-    """A staged value as a consumer reads it; the value itself if it cannot be encoded."""
+    """Returns a staged value as a consumer reads it; the value itself if it cannot be encoded."""
     try:
         return parse_json(json_text(value, "data", LARGEST_MAX_BYTES))
     except InvalidRecord:
@@ -185,7 +185,7 @@ def _described(expected: Mapping[str, Any]) -> str:
 
 
 def _listed(records: list[StagedRecord], expected: Mapping[str, Any]) -> str:
-    """The records, a line each, those that match best first."""
+    """Returns the records, a line each, those that match best first."""
     if not records:
         return "nothing was staged"
     differing = [(list(_differences(expected, record)), record) for record in records]
@@ -208,12 +208,12 @@ T = TypeVar("T")
 
 
 def eventually(predicate: Callable[[], T], description: str, *, timeout_s: float = 30, interval_s: float = 0.02) -> T:
-    """Call ``predicate`` until it returns a true value, and return that value.
+    """Calls ``predicate`` until it returns a true value; returns that value.
 
     Args:
         predicate: Called at least once; its exceptions are not caught.
         description: What the test waits for, for the failure message: ``"the second consumer takes over shard 2"``.
-        timeout_s: Fail after so many seconds.
+        timeout_s: Seconds after which it fails.
         interval_s: Pause between two calls, in seconds.
 
     Raises:

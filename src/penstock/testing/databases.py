@@ -31,17 +31,17 @@ def _running(server: EmbeddedPostgres | EmbeddedRedis) -> Iterator[str]:
 
 
 def embedded_postgres(directory: Path) -> AbstractContextManager[str]:
-    """URL of a Postgres that runs for the duration of the block."""
+    """Runs a Postgres while the block runs; yields its URL."""
     return _running(EmbeddedPostgres(directory, settings=FORGETFUL))
 
 
 def embedded_redis(directory: Path) -> AbstractContextManager[str]:
-    """URL of a Valkey that runs for the duration of the block."""
+    """Runs a Valkey while the block runs; yields its URL."""
     return _running(EmbeddedRedis(directory, settings={"appendonly": "no"}))
 
 
 def delete_keys(redis_url: str, namespace: str) -> None:
-    """Delete the keys of the pipelines of a namespace; other keys are not touched."""
+    """Deletes the keys of the pipelines of a namespace; other keys stay."""
     with connect_redis(redis_url) as client, redis_errors("deleting the keys of the last test"):
         for key in list(client.scan_iter(match=f"{namespace}:*", count=1000)):
             client.unlink(key)
@@ -49,7 +49,7 @@ def delete_keys(redis_url: str, namespace: str) -> None:
 
 @contextmanager
 def temporary_database(server_url: str, template: str | None) -> Iterator[str]:
-    """URL of a copy of a database, which exists for the duration of the block."""
+    """Copies a database while the block runs; yields the URL of the copy."""
     name = _new_name("test")
     with postgres_errors("creating the test's database"):
         create_database(server_url, name, template)
@@ -69,13 +69,13 @@ class TemplateDatabases:
         self._templates: dict[str, str] = {}
 
     def copy(self, schema: str) -> AbstractContextManager[str]:
-        """URL of a database that exists for the duration of the block."""
+        """Creates a database while the block runs; yields its URL."""
         if schema not in self._templates:
             self._templates[schema] = self._template(schema)
         return temporary_database(self._server_url, self._templates[schema])
 
     def close(self) -> None:
-        """Drop the templates."""
+        """Drops the templates."""
         for name in self._templates.values():
             drop_database(self._server_url, name)
 
@@ -95,5 +95,5 @@ class TemplateDatabases:
 
 
 def _new_name(kind: str) -> str:
-    """Unique on the server: several runs may share it."""
+    """Makes a name that is unique on the server: several runs may share it."""
     return f"penstock_{kind}_{secrets.token_hex(6)}"

@@ -39,13 +39,13 @@ def drained(  # noqa: PLR0913  what a run takes
     timeout_s: float = 60.0,
     sources: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
-    """Publish whatever is staged and committed, and let the consumers process it, until nothing is left.
+    """Publishes what is staged and committed, and has the consumers process it, until nothing is left.
 
     Records that handlers stage are processed too.  Everything runs in the calling thread, but for the jobs of queues, which
     have threads or an event loop of their own.  In an ``async def`` test with consumers that are ``async def``, give it another
     thread: ``await asyncio.to_thread(drained, …)``.
 
-    Queues are worked on until they are empty: jobs that fail are tried again soon, those that are due later stay.
+    Queues are worked on until they are empty: failed jobs are retried soon, jobs that are due later stay.
 
     Args:
         pipeline: The pipeline.
@@ -53,7 +53,7 @@ def drained(  # noqa: PLR0913  what a run takes
         redis_url: Redis or Valkey.
         consumers: Names of the consumers to run; by default all.
         allow_dead_letters: Whether records may be dead-lettered.
-        timeout_s: Longest time that a consumer may take, in seconds: a handler may say ``Snooze`` for ever.
+        timeout_s: Longest time that a consumer may take, in seconds: a handler may return ``Snooze`` for ever.
         sources: For consumers that read several sources: the URL of each source's Postgres, by the source's name.  Their
             streamers are not this pipeline's: drain their own pipelines first.
 
@@ -92,7 +92,7 @@ def drained(  # noqa: PLR0913  what a run takes
 
 
 def _refuse_running_loop(consumers: Iterable[ConsumerSpec]) -> None:
-    """Before anything is opened; the workers of queues have threads of their own."""
+    """Refuses async consumers in a running event loop, before anything is opened; workers of queues have threads."""
     needing = [c.name for c in consumers if c.is_async and not isinstance(c, WorkerSpec)]
     try:
         asyncio.get_running_loop()
@@ -106,7 +106,7 @@ def _refuse_running_loop(consumers: Iterable[ConsumerSpec]) -> None:
 
 
 def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dict[str, int]:
-    """Stream and consume until nothing is left; returns what each consumer has applied."""
+    """Streams and consumes until nothing is left; returns what each consumer has applied."""
     applied = dict.fromkeys(drains, 0)
     for _ in range(MAX_ROUNDS):
         published = streamer.drain()
@@ -118,7 +118,7 @@ def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dic
 
 
 def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_LastFailure") -> int:
-    """Result of a worker that has applied all there was."""
+    """Runs a worker until nothing is left, within the time; returns what it has applied."""
     deadline = monotonic() + timeout_s
 
     def check(_: Consumed) -> None:
@@ -131,7 +131,7 @@ def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_
 
 
 def within(consumer: ConsumerSpec, context: Callable[[Any], AbstractContextManager[None]]) -> ConsumerSpec:
-    """The consumer, whose handler is called within a context that is made of its records."""
+    """Returns the consumer with its handler called within a context made from its records."""
     handler: Callable[..., Any] = consumer.handler
 
     @wraps(handler)
@@ -154,7 +154,7 @@ class _LastFailure:
     error: Exception | None = None
 
     def noted(self, consumer: ConsumerSpec) -> ConsumerSpec:
-        """The consumer, with a handler whose exceptions are noted here."""
+        """Returns the consumer with a handler whose exceptions are noted here."""
         watched = within(consumer, self._noting)
         return replace(watched, backoff=RETRY_S) if isinstance(watched, WorkerSpec) else watched
 
@@ -170,7 +170,7 @@ class _LastFailure:
 
 
 def _names_read(channel: Channel) -> list[str]:
-    """The names under which a channel is read: of several sources, each has its own."""
+    """Returns the names under which a channel is read: one for each source."""
     if isinstance(channel, LogChannel) and channel.sources:
         return [channel.of_source(source).name for source in channel.sources]
     return [channel.name]
@@ -184,7 +184,7 @@ class _Failures:
     scope: Scope
 
     def stopped(self, consumers: Sequence[ConsumerSpec]) -> list[str]:
-        """The pauses of some consumers and of what they read, and their halted shards."""
+        """Describes the pauses of consumers and their channels, and their halted shards."""
         rows = self._rows("halted_shards", consumers=[consumer.name for consumer in consumers])
         read = [(consumer.name, name) for consumer in consumers for name in _names_read(consumer.channel)]
         active = (
@@ -194,7 +194,7 @@ class _Failures:
         return pauses + [f"consumer {name} is halted in {channel}/{shard}: {why}" for name, channel, shard, why in rows]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
-        """The dead letters by consumer, channel, shard and offset."""
+        """Describes the dead letters, by consumer, channel, shard and offset."""
         rows = self._rows("dead_letters_written")
         return {
             (consumer, channel, shard, offset): (

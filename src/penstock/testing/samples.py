@@ -31,7 +31,7 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
     staged_at: datetime = _STAGED_AT,
     payload: type[Payload] | None = None,
 ) -> Record[Payload]:
-    """A record as a consumer gets it, with defaults for whatever the test does not care about.
+    """Makes a record as a consumer gets it, with defaults for what the test does not care about.
 
         handler(session, [make_record({"fare": n}, offset=n) for n in (1, 2, 3)])
 
@@ -88,7 +88,7 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
     staged_at: datetime = _STAGED_AT,
     payload: type[Payload] | None = None,
 ) -> Job[Payload]:
-    """A job as a worker's handler gets it, with defaults for whatever the test does not care about.
+    """Makes a job as a worker's handler gets it, with defaults for what the test does not care about.
 
         assert isinstance(handler(session, make_job({"to": "ann"}, attempts=3)), Snooze)
 
@@ -124,7 +124,7 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
 
 
 def _validate(item: Record[Any] | Job[Any], model: type[Any] | None) -> None:
-    """Gives it the payload that a consumer gives it before it calls the handler."""
+    """Sets the validated payload, as a consumer does before it calls the handler."""
     if model is None:
         return
     decode = make_model_decoder(model, "this test")

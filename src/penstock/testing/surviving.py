@@ -51,7 +51,7 @@ class Table:
     rows: Counter[Row]
 
     def without(self, left_out: frozenset[str]) -> "Table":
-        """The same without some columns."""
+        """Returns the table without some columns."""
         positions = [number for number, name in enumerate(self.columns) if name not in left_out]
         rows: Counter[Row] = Counter()
         for row, count in self.rows.items():
@@ -59,7 +59,7 @@ class Table:
         return Table(tuple(self.columns[number] for number in positions), rows)
 
     def values(self, name: str) -> Counter[str | None]:
-        """The values of a column."""
+        """Counts the values of a column."""
         position = self.columns.index(name)
         counts: Counter[str | None] = Counter()
         for row, count in self.rows.items():
@@ -81,7 +81,7 @@ class Hazard:
 
 
 class _Died(BaseException):
-    """The process of a consumer has ended: nothing catches it."""
+    """The end of a consumer's process: nothing catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Run:
             return streamer.drain()
 
     def worker(self, consumer: ConsumerSpec) -> Worker | SeveralRunners:
-        """A worker of the consumer, which has not connected."""
+        """Makes a worker of the consumer, without connecting it."""
         if isinstance(consumer, WorkerSpec):
             consumer = replace(consumer, backoff=RETRY_S)
         return make_worker(self.pipeline, consumer, self.url, self.redis_url)
@@ -125,7 +125,7 @@ def survives(
     ignore: Iterable[str] = (),
     also: Iterable[str] = (),
 ) -> None:
-    """Checks that consumers end with the same rows whatever happens to them: crashes, redelivery, an emptied Redis, a second process.
+    """Checks that consumers end with the same rows after crashes, redelivery, an emptied Redis, or beside a second process.
 
     Stage and commit first, as for ``drained``; the records must not be applied yet.  Each run has a copy of the database, and takes some
     tenths of a second; there are two, and six for each consumer.  The test's database must have no other sessions meanwhile: dispose of
@@ -185,7 +185,7 @@ def survives(
 
 
 def _describe(name: str, wrong: Mapping[Hazard, Sequence[str]]) -> Iterator[str]:
-    """What a consumer does not survive: the rows of the first fault, which may be why the others go wrong as well."""
+    """Describes the faults that a consumer does not survive, with the rows of the first, which may cause the others."""
     for hazard, differences in list(wrong.items())[:1]:
         yield f"{name} does not survive {hazard.text}:"
         yield from (f"    {line}" for line in differences)
@@ -205,7 +205,7 @@ def _suffer(trial: _Run, hazard: Hazard, consumer: ConsumerSpec, names: Iterable
 
 
 def _die(trial: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
-    """Ends the worker at the first of these places; that of a job fails there instead, because it has threads of its own."""
+    """Ends the worker at the first of these crash points; a job fails instead, because it has threads of its own."""
     if isinstance(consumer, WorkerSpec):
         if points == BEFORE_COMMIT and consumer.attempts > 1:
             trial.work_off(_failing_once(consumer))
@@ -224,7 +224,7 @@ def _die(trial: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
 
 
 def _failing_once(consumer: ConsumerSpec) -> ConsumerSpec:
-    """The worker, whose handler fails once for each job, behind its effects."""
+    """Returns the worker with a handler that fails once for each job, after its effects."""
     failed_ids: set[str] = set()
 
     @contextmanager
@@ -238,7 +238,7 @@ def _failing_once(consumer: ConsumerSpec) -> ConsumerSpec:
 
 
 def _repeat(trial: _Run, consumer: ConsumerSpec) -> None:
-    """The first batches are delivered twice, as after a lost answer."""
+    """Delivers the first batches twice, as after a lost reply."""
     times = iter(range(REPEATS))
     install_repeats(lambda _: next(times, None) is not None)
     trial.work_off(consumer)
@@ -313,7 +313,7 @@ HAZARDS = (
 
 @contextmanager
 def copied(url: str) -> Iterator[str]:
-    """A copy of a database, which is dropped behind the block."""
+    """Copies a database while the block runs; yields the URL of the copy."""
     database, server = make_url(url).database, name_database(url, "postgres")
     with connect_postgres(server, application="test") as connection:
         query = "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = %s"
@@ -329,7 +329,7 @@ def copied(url: str) -> Iterator[str]:
 
 
 def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
-    """The application's tables: those of the schema ``public`` and of ``also``."""
+    """Reads the application's tables: those of the schema ``public`` and of ``also``."""
     by_title: dict[str, Table] = {}
     with connect_postgres(url, application="test") as connection:
         tables = statements("penstock.testing", DEFAULT_SCOPE.schema)["application_tables"]
@@ -343,14 +343,14 @@ def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
 
 
 def find_unstable(one: Table, other: Table, name: str, ignored: frozenset[str]) -> frozenset[str]:
-    """The columns that differ between two runs, and those that are ignored."""
+    """Finds the columns that differ between two runs; adds the ignored ones."""
     return frozenset(
         column for column in one.columns if f"{name}.{column}" in ignored or one.values(column) != other.values(column)
     )
 
 
 def compare(expected: Tables, actual: Tables, left_out: Mapping[str, frozenset[str]]) -> Iterator[str]:
-    """A line for each table whose rows differ."""
+    """Yields a line for each table whose rows differ."""
     for name, table in expected.items():
         nothing: frozenset[str] = frozenset()
         right, wrong = (side.without(left_out.get(name, nothing)) for side in (table, actual[name]))

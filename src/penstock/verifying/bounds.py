@@ -64,7 +64,7 @@ class _PostgresState:
 
     @property
     def consumers(self) -> set[tuple[str, str]]:
-        """The registered consumers, each with its channel."""
+        """Registered consumers, each with its channel."""
         return {(consumer, shard.channel) for consumer, shard in self.checkpoints}
 
 
@@ -106,7 +106,7 @@ def read_bounds(
 def _read_starts(
     connection: Connection, scope: Scope, shards: Sequence[ShardName], start: Start
 ) -> dict[ShardName, int]:
-    """The first offset to verify; a shard without one is left out."""
+    """Returns the first offset to verify in each shard; leaves out shards without one."""
     if isinstance(start, Place):
         if start.shard not in shards:
             raise Unknown(f"--from {start}: there is no shard {start.shard}; see penstock status")
@@ -143,7 +143,7 @@ def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardN
 def _read_log_ends(
     client: RedisClient, scope: Scope, shards: Sequence[ShardName], state: _PostgresState
 ) -> tuple[dict[ShardName, Offset], list[Finding]]:
-    """The ends of the log, waiting up to ``CATCH_UP_TIMEOUT_S`` for it to reach the checkpoints, and the unreadable shards."""
+    """Returns the ends of the log and the unreadable shards; waits for the log to reach the checkpoints."""
     deadline = monotonic() + CATCH_UP_TIMEOUT_S
     of_kind: defaultdict[str | None, list[ShardName]] = defaultdict(list)
     for shard in shards:
@@ -193,7 +193,7 @@ def _check_checkpoints(
 def _check_unread(
     state: _PostgresState, journal: dict[ShardName, Offset], declared: Collection[ShardName]
 ) -> Iterator[Finding]:
-    """The shards of the journal that no channel has, and those in which a consumer has no checkpoint.
+    """Finds shards of the journal that no channel has, and those in which a consumer has no checkpoint.
 
     What is registered counts: an application that declares more shards stages into some that nobody reads.
     """
@@ -220,7 +220,7 @@ def _check_unread(
 def _read_beyond(
     client: RedisClient, scope: Scope, shard: ShardName, end: Offset, last: Offset
 ) -> Iterator[UnexpectedEntry]:
-    """The first ``BEYOND`` entries of the log beyond the end of the journal."""
+    """Yields the first ``BEYOND`` entries of the log beyond the end of the journal."""
     with redis_errors(f"reading {shard}"):
         entries = client.xrange(log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND)
     for entry_id, fields in entries:

@@ -53,7 +53,7 @@ def make_finding(  # noqa: PLR0913  a finding has so many parts
     record: int | None = None,
     count: int = 1,
 ) -> Finding:
-    """A finding in a shard."""
+    """Makes a finding in a shard."""
     return Finding(kind, source, shard.channel, shard.shard, offset, count, record, text)
 
 
@@ -92,7 +92,7 @@ def classify(
 
 
 def find_duplicates(records: Iterable[int], places: Mapping[int, list[JournalPlace]]) -> Iterator[Finding]:
-    """A finding for each place of a record in the journal but the first."""
+    """Yields a finding for each place of a record in the journal but the first."""
     for record in records:
         first, *others = places.get(record, [("", 0, 0)])
         text = "the journal has record {} at {}/{} offset {} too".format(record, *first)
@@ -105,7 +105,7 @@ _Run = tuple[str, int, int, int]
 
 
 def _vacant_runs(unexpected: Iterable[UnexpectedEntry], findings: Iterable[Finding]) -> list[_Run]:
-    """The offsets of the log that do not hold the record expected there, in order."""
+    """Returns the runs of offsets at which the log lacks the expected record, in order."""
     runs = [(e.channel, e.shard, e.offset, 1) for e in unexpected if e.expected is not None]
     runs += [
         (missing.channel, missing.shard, missing.offset, missing.count)
@@ -116,7 +116,7 @@ def _vacant_runs(unexpected: Iterable[UnexpectedEntry], findings: Iterable[Findi
 
 
 def _classify_one(journaled: list[JournalPlace], vacant: list[_Run]) -> tuple[FindingKind, str]:
-    """The kind of an entry whose record the journal has at ``own``, and where the record belongs."""
+    """Returns the kind of an entry whose record the journal has at ``journaled``, and where the record belongs."""
     if not journaled:
         return FindingKind.SURPLUS, "which the journal does not know"
     channel, shard, offset = journaled[0]
@@ -172,8 +172,8 @@ def compare(
 ) -> Iterator[Finding | UnexpectedEntry]:
     """Yields everything that is wrong in a range.
 
-    ``expected`` were read after ``entries``, ``log_begins``, the first offset of the log, after them: what comes before has
-    been evicted; and ``begins``, the first offset of the journal, last: retention has removed everything before it.
+    ``expected`` were read after ``entries``; then ``log_start``, the first offset of the log, before which it was evicted;
+    and last ``journal_start``, the first offset of the journal, before which retention has removed everything.
     """
     shard = verified.shard
     by_offset: dict[int, ExpectedRecord] = {}
@@ -203,7 +203,7 @@ def compare(
 
 
 def _find_damaged(verified: VerificationRange, entries: Sequence[Entry]) -> Iterator[DamagedEntry]:
-    """The errors of batches that could not be divided into records."""
+    """Yields the errors of batches that could not be divided into records."""
     for entry_id, fields in entries:
         if is_batch(fields):
             try:
@@ -225,7 +225,7 @@ def _compare_staged(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Ite
 
 
 def _compare_order(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
-    """Within a tick, the journal lists records in the order of their ids."""
+    """Checks that the journal lists the records of a tick in the order of their ids."""
     for previous, row in pairwise(expected):
         if previous.entry == row.entry and previous.record > row.record:
             text = f"record {row.record} comes after record {previous.record} of the same tick"

@@ -72,7 +72,7 @@ class Verified:
 
     @property
     def clean(self) -> bool:
-        """Nothing was found."""
+        """True if nothing was found."""
         return not self.counts
 
 
@@ -110,7 +110,7 @@ def verify(
 def _collect(
     connection: Connection, scope: Scope, bounds: Bounds, examined: Examination
 ) -> tuple[Counter[FindingKind], list[Finding]]:
-    """All findings, ordered by shard and offset, and how many there are of each kind."""
+    """Collects all findings, ordered by shard and offset, and counts each kind."""
     missed = [*_find_overlooked(connection, scope)]
     unexpected = [*bounds.unexpected, *examined.unexpected]
     records = {*examined.twice, *(e.record for e in unexpected if e.record is not None)}
@@ -128,7 +128,7 @@ def _collect(
 
 
 def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dict[int, list[JournalPlace]]:
-    """The places of these records in the journal."""
+    """Returns the places of these records in the journal."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
         values = {"records": list(records)}
@@ -150,14 +150,14 @@ BYTES_A_READ = 16 * 1024 * 1024
 
 
 def divide(span: VerificationRange, max_offsets: int) -> Iterator[VerificationRange]:
-    """Ranges of at most ``most`` offsets."""
+    """Divides a range into ranges of at most ``max_offsets`` offsets."""
     for position in range(span.after, span.until, max_offsets):
         until = min(span.until, position + max_offsets)
         yield replace(span, after=position, until=until)
 
 
 def connect_unparsed(url: str) -> RedisClient:
-    """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    """Connects a client that returns stream entries as on the wire, without a dictionary for each."""
     client: Any = connect_redis(url)
     # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
     on_a_cluster = isinstance(client, redis.RedisCluster)
@@ -171,7 +171,7 @@ def _flatten(reply: Any, **_options: Any) -> Any:
 
 
 def _read_entries(client: RedisClient, scope: Scope, span: VerificationRange) -> list[Entry]:
-    """The entries of the log up to the last published offset, including any with other ids; of a batch, one for each record."""
+    """Reads the entries of the log up to the last published offset, foreign ids included; a batch gives one for each record."""
     key = log_keys(scope.namespace, span.shard).stream
     until = min(span.until, span.published)
     if until <= span.after:
@@ -185,7 +185,7 @@ def _read_entries(client: RedisClient, scope: Scope, span: VerificationRange) ->
 
 
 def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
-    """A batch as entries of one record each; any other entry as it is, and so is a damaged batch."""
+    """Yields a batch as entries of one record each; other entries and damaged batches unchanged."""
     entry_id, fields = entry
     if not is_batch(fields):
         yield entry
@@ -202,7 +202,7 @@ def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
 
 
 def _read_log_beginning(client: RedisClient, scope: Scope, span: VerificationRange) -> int:
-    """The first offset that the log has now, if older ones may have been evicted; otherwise 0."""
+    """Returns the first offset of the log if older ones may have been evicted; otherwise 0."""
     if not span.evicts:
         return 0
     [extent] = extents(client, scope.namespace, [span.shard]).values()
@@ -210,7 +210,7 @@ def _read_log_beginning(client: RedisClient, scope: Scope, span: VerificationRan
 
 
 def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
-    """Number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
+    """Returns the number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
     largest = _read_number(connection, scope, "penstock.verifying.heaviest", part, 0)
     return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
@@ -229,7 +229,7 @@ def _rows(connection: Connection, scope: Scope, statement: str, span: Verificati
 def examine_range(
     connection: Connection, client: RedisClient, scope: Scope, span: VerificationRange
 ) -> tuple[list[ExpectedRecord], Iterable[Finding | UnexpectedEntry]]:
-    """The records that Postgres names in a range, and what is wrong with them there or in the log."""
+    """Returns the records that Postgres names in a range, and the faults there or in the log."""
     # The log first: a published record that Postgres names afterwards was in the log before.
     entries = _read_entries(client, scope, span)
     expected = _read_expected(connection, scope, span)
@@ -240,7 +240,7 @@ def examine_range(
 
 
 def _read_expected(connection: Connection, scope: Scope, span: VerificationRange) -> list[ExpectedRecord]:
-    """The records that Postgres names."""
+    """Reads the records that Postgres names."""
     rows = _rows(connection, scope, "penstock.verifying.expected_records", span)
     return [
         ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
@@ -275,13 +275,13 @@ class InlineExaminer:
         )
 
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
-        """The number of repeated journal positions, and the first records that have several."""
+        """Returns the number of repeated journal positions, and the first records that have several."""
         values = {**_parameters(ranges), "most": FINDINGS_KEPT}
         rows = fetch(self._connection, self._scope, "penstock.verifying.repeats", "reading the journal", values)
         return (rows[0][1] if rows else 0), [record for record, _ in rows]
 
     def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
-        """Number of records that come after a newer record of the same key."""
+        """Returns the number of records that come after a newer record of the same key."""
         doing, values = "reading the journal", _parameters(ranges)
         [(number,)] = fetch(self._connection, self._scope, "penstock.verifying.overtaken", doing, values)
         return int(number)

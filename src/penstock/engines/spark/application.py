@@ -158,7 +158,7 @@ class _Reports:
 
 
 def _find_needed(java: str, spark: SparkSession) -> str | None:
-    """The directory of Java's files, if Spark has them on this machine: on a cluster it has not."""
+    """Finds the directory of Java's files; None if Spark has them on other machines, as on a cluster."""
     return java if any(java in value for _, value in spark.sparkContext.getConf().getAll()) else None
 
 
@@ -170,7 +170,7 @@ def _supervise(
     observers: Observers,
     needed: str | None,
 ) -> None:
-    """Keeps the query running, over the slots that there are, until ``stop()`` is true, or a needed directory is gone."""
+    """Keeps the query running over the available slots, until ``stop()`` is true or a needed directory is gone."""
     observers(LoopBegan(DRIVER))
     waiting = threading.Event()
     while not stop():
@@ -192,7 +192,7 @@ def _supervise(
 
 
 def _listen(spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule) -> ControlServer:
-    """The control channel, at the addresses that Spark's own settings name."""
+    """Opens the control channel at the addresses that Spark's own settings name."""
     settings = spark.sparkContext.getConf()
     return ControlServer(
         settings.get("spark.driver.host") or "127.0.0.1",

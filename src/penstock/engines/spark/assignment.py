@@ -49,20 +49,20 @@ class Task:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """The task from JSON of its fields."""
+        """Parses the task from JSON of its fields."""
         return cls(tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in values["parts"]))
 
 
 def find_pieces(channel: Channel) -> Pieces:
-    """The work that the tasks of a consumer of the channel divide.
+    """Returns the pieces of work that the tasks of a channel's consumer divide.
 
-    Each source has as many shards as its database says: a task that reads it takes all of them.
+    A source is one piece: its database knows its shards, and the task that reads it takes them all.
     """
     return channel.sources or range(channel.shards)
 
 
 def count_pieces(consumers: Mapping[str, Pieces]) -> int:
-    """Those of all consumers."""
+    """Counts the pieces of all consumers."""
     return sum(map(len, consumers.values()))
 
 
@@ -89,13 +89,13 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
 
 
 def most_streamers(shards: int, redis_url: str) -> int:
-    """Useful number of streamers: up to one for each shard, and of a single Redis server what it takes."""
+    """Returns the useful number of streamers: one for each shard at most, and no more than a single Redis server takes."""
     is_cluster = parse_redis_url(redis_url).kind == "cluster"
     return min(shards, MAX_STREAMERS if is_cluster else MAX_BEFORE_ONE_REDIS)
 
 
 def _split(consumers: Mapping[str, Pieces], slots: int) -> list[Part]:
-    """One part for each slot, as far as there are pieces: consumers get their further parts one after the other."""
+    """Makes one part for each slot while there are pieces; consumers take turns at further parts."""
     groups, free = dict.fromkeys(consumers, 1), slots - len(consumers)
     while free and (growing := [name for name in groups if groups[name] < len(consumers[name])]):
         for name in growing[:free]:
@@ -109,7 +109,7 @@ def _split(consumers: Mapping[str, Pieces], slots: int) -> list[Part]:
 
 
 def _pack(parts: list[Part], slots: int) -> list[Task]:
-    """The parts, dealt out to so many tasks."""
+    """Deals the parts out to ``slots`` tasks."""
     tasks: list[list[Part]] = [[] for _ in range(slots)]
     for part, task in zip(parts, cycle(tasks), strict=False):
         task.append(part)

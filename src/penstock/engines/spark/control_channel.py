@@ -68,7 +68,7 @@ class Address:
     token: str
 
     def connect(self) -> socket.socket:
-        """A connection that has shown the token."""
+        """Connects and sends the token."""
         try:
             return socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
@@ -121,11 +121,11 @@ class ControlServer:
 
     @property
     def connected(self) -> int:
-        """Number of tasks that are connected."""
+        """Count of connected tasks."""
         return len(self._epochs)
 
     def check(self) -> None:
-        """Notices that connections are taken no longer, without which no epoch would begin or end."""
+        """Raises if connections are no longer accepted: no epoch would begin or end."""
         if not self._thread.is_alive() and not self._stopped.is_set():
             raise DriverUnreachable(
                 f"the driver takes no connections at {self.address.host}:{self.address.port} any more: see what its log says "
@@ -221,7 +221,7 @@ class ControlServer:
 
 
 def _read_first_line(connection: socket.socket) -> bytes:
-    """The first line of a connection, at most its beginning.  Byte by byte: what follows is another's to read."""
+    """Reads the first line of a connection, byte by byte: another reader takes what follows."""
     deadline, line = monotonic() + TOKEN_TIMEOUT_S, b""
     while len(line) < FIRST_LINE_BYTES:
         if (remaining := deadline - monotonic()) <= 0:
@@ -235,7 +235,7 @@ def _read_first_line(connection: socket.socket) -> bytes:
 
 
 def request_plan(address: Address) -> TaskPlan:
-    """The next epoch."""
+    """Asks the driver for the plan of the next epoch."""
     try:
         with address.connect() as connection:
             connection.sendall(f"{address.token} {PLAN}\n".encode())

@@ -75,7 +75,7 @@ class FramePlaces:
         return item.offset
 
     def renew(self, items: Sequence[Place]) -> None:
-        """A handler cannot change a DataFrame."""
+        """Does nothing: a handler cannot change a DataFrame."""
 
     def describe(self, _: ShardName, item: Place) -> str:
         """Names the place."""
@@ -119,7 +119,7 @@ class FramePlaces:
         self._dead_letters.note_later_range(executor, shard, first, last)
 
     def latencies_us(self, *_: object) -> list[int]:
-        """Only Spark knows when they were staged."""
+        """Returns none: only Spark knows when the records were staged."""
         return []
 
 
@@ -141,7 +141,7 @@ class FrameFollower:
         self._found: dict[ShardName, FrameSpan] = {}
 
     def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, FrameSpan]:
-        """Up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first one.
+        """Returns up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first.
 
         Shards whose next record has been evicted are noted, and left out.
         """
@@ -157,14 +157,14 @@ class FrameFollower:
         return self._found  # again, after a pause or before a barrier
 
     def request_ahead(self, positions: Mapping[ShardName, Offset]) -> None:
-        """Nothing: Spark reads the records of one DataFrame at a time."""
+        """Does nothing: Spark reads the records of one DataFrame at a time."""
 
     def close(self) -> None:
         """Releases what was read."""
         self._reader.release_all()
 
     def _due(self, positions: Mapping[ShardName, Offset]) -> dict[ShardName, OffsetRange] | None:
-        """The ranges of the log after the positions, from its first entry if those before are gone; None if all is evicted."""
+        """Returns the ranges of the log after the positions; None if all of it is evicted."""
         ahead = shards_with_more(self._client, self._namespace, positions)
         if not ahead:
             return {}
@@ -224,11 +224,11 @@ class FrameWorker(LogWorker[Place]):
             return super()._round(block_ms)
 
     def abandon(self) -> None:
-        """Fails what is under way, and all that follows, without blaming a record: its jobs are about to be cancelled."""
+        """Fails current and later batches without blaming a record: their jobs are about to be cancelled."""
         self._abandoned.set()
 
     def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler; an error is not its records' if Spark failed, or its jobs were cancelled, under it."""
+        """Wraps the handler: if Spark failed or its jobs were cancelled, the records are not to blame."""
 
         @wraps(handler)
         def guarded(session: Any, frame: DataFrame) -> Any:

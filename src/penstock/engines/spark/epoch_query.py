@@ -53,7 +53,7 @@ class Schedule:
         self._changed = False
 
     def wait_for_slots(self, stop: Callable[[], bool]) -> None:
-        """Waits for executors: for the first as long as it takes, for more until no other comes, and says so."""
+        """Waits for the first executor as long as it takes, then until no further one comes; logs the wait."""
         slots, since, say_at = 0, monotonic(), monotonic() + 1.0
         while not stop():
             now = monotonic()
@@ -68,7 +68,7 @@ class Schedule:
             sleep(0.1)
 
     def next_plan(self) -> TaskPlan:
-        """The next epoch, for the slots that there are now."""
+        """Plans the next epoch for the current slots."""
         self._limit, self._next_limit = self._next_limit, None
         tasks = self._assign_now() or self._plan.tasks
         if tasks != self._plan.tasks:
@@ -78,17 +78,17 @@ class Schedule:
         return self._plan
 
     def _assign_now(self) -> tuple[Task, ...]:
-        """Nothing if there is no slot."""
+        """Assigns tasks to the current slots; none if there is no slot."""
         count = self._slots.count()
         usable = min(max(count - self._reserved, 1), self._limit or count)
         return tuple(assign(self._consumers, usable, streamers=self._streamers)) if count else ()
 
     def describe(self) -> str:
-        """The tasks of the epoch that runs, in the order of their numbers in Spark."""
+        """Describes the tasks of the current epoch, in the order of their numbers in Spark."""
         return "; ".join(map(str, self._plan.tasks))
 
     def outdated_epoch(self) -> str | None:
-        """The epoch that runs, if it is to end now because there are other slots than it was planned for."""
+        """Returns the current epoch if it must end because the slots have changed; otherwise None."""
         now = monotonic()
         if now < self._check_at:
             return None
@@ -99,7 +99,7 @@ class Schedule:
         return self._plan.epoch if self._has_other_slots() or self._has_waited(now) else None
 
     def _say_if_none_is_left(self, now: float) -> None:
-        """As at the start: Spark waits for executors for ever, without a word."""
+        """Logs that no executor is left: Spark would wait for ever without a word."""
         if self._slots.count():
             self._say_at = now + PATIENCE_S
         elif now >= self._say_at:
@@ -107,7 +107,7 @@ class Schedule:
             self._say_at = now + SAY_EVERY_S
 
     def _has_other_slots(self) -> bool:
-        """Twice in succession, since several executors come and go together."""
+        """True if the slots have changed twice in succession: several executors come and go together."""
         tasks = self._assign_now()
         was_changed, self._changed = self._changed, bool(tasks) and tasks != self._plan.tasks
         return was_changed and self._changed
@@ -162,7 +162,7 @@ class EpochQuery:
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
     def check(self, control: ControlServer) -> None:
-        """Starts the query when it is due; notices that it has ended."""
+        """Starts the query when it is due; notes that it has ended."""
         if self.query is None:
             if monotonic() >= self._restart_at:
                 self._restart()
@@ -232,7 +232,7 @@ class EpochQuery:
 
 
 def _unreachable(query: StreamingQuery) -> str | None:
-    """The reason why a task of the last epoch could not reach the driver."""
+    """Returns the reason why a task of the last epoch could not reach the driver."""
     progress = query.lastProgress
     metrics = progress.observedMetrics.get(OBSERVED) if progress else None
     return getattr(metrics, "unreachable", None)

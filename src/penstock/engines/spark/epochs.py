@@ -58,15 +58,15 @@ class EpochsSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Its name for ``format``."""
+        """Returns its name for ``format``."""
         return "penstock.epochs"
 
     def schema(self) -> str:
-        """One row for each task and epoch."""
+        """Returns the schema: one row for each task and epoch."""
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
-        """The reader."""
+        """Makes the reader."""
         end_quietly()
         return adapt_reader(EpochsReader({key.lower(): value for key, value in self.options.items()}))
 
@@ -80,7 +80,7 @@ class EpochsReader(DataSourceStreamReader):
         self._control = Address(host, int(port), options["token"])
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
-        """Before the first epoch."""
+        """Returns the offset before the first epoch."""
         return {"epoch": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
@@ -88,11 +88,11 @@ class EpochsReader(DataSourceStreamReader):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802  Spark's
-        """There is always one more epoch."""
+        """Returns a further offset: there is always one more epoch."""
         return {"epoch": start["epoch"] + 1}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  Spark's
-        """The tasks that the driver has planned for the slots of this moment."""
+        """Returns the tasks that the driver plans for the current slots."""
         plan = request_plan(self._control)
         return [EpochPartition(task, plan.epoch) for task in plan.tasks]
 
@@ -175,7 +175,7 @@ class EpochsReader(DataSourceStreamReader):
 
 
 def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, dict[str, Any]]":
-    """The consumer as a reader of these pieces alone, and the options of its worker."""
+    """Narrows a consumer to these pieces; returns it with the options of its worker."""
     log = consumer.channel
     if not (isinstance(log, LogChannel) and log.sources):
         return consumer, {"shards": pieces}

@@ -81,14 +81,14 @@ class FrameSpan(Sequence[Place]):
 
     @property
     def condition(self) -> Column:
-        """True for its rows."""
+        """Condition that is true for its rows."""
         offsets = F.col("offset").between(self.offsets[0], self.offsets[-1])
         rows = (F.col("shard") == int(self.shard.shard)) & offsets
         return rows & ~F.col("key").isin(*self.without) if self.without else rows
 
 
 def select(spans: Sequence[FrameSpan]) -> DataFrame:
-    """The records of spans, which may have been read together, or not."""
+    """Selects the records of spans, whether they were read together or not."""
     together: dict[LoadedRows, list[Column]] = {}
     for span in spans:
         together.setdefault(span.rows, []).append(span.condition)
@@ -117,7 +117,7 @@ class RowReader:
         self._journaled: dict[ShardName, LoadedRows] = {}
 
     def from_log(self, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
-        """The records of ranges that the log has, read together."""
+        """Reads ranges of the log together."""
         for span in ranges:
             self._release_journaled(span.shard)
         rows = LoadedRows(self._spark, LogStore(self._options), ranges)
@@ -125,7 +125,7 @@ class RowReader:
         return _spans(rows, ranges)
 
     def from_journal(self, missing: OffsetRange) -> FrameSpan:
-        """Records that the log lacks; those that were read for the shard before are forgotten."""
+        """Reads records that the log lacks; forgets those read for the shard before."""
         self._release_journaled(missing.shard)
         rows = LoadedRows(self._spark, JournalStore(self._options), [missing])
         self._journaled[missing.shard] = rows
@@ -153,7 +153,7 @@ def _spans(rows: LoadedRows, ranges: Sequence[OffsetRange]) -> dict[ShardName, F
 
 
 def make_frame(spark: SparkSession, record: Record) -> DataFrame:
-    """One record as a set-based handler gets it."""
+    """Makes the DataFrame of one record."""
     place = (record.channel, int(record.shard), int(record.offset), int(record.id))
     payload = (record.data_json, record.headers_json or None)
     row = (*place, record.key, record.action, record.object, *payload, record.staged_at)

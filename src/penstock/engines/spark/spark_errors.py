@@ -55,12 +55,12 @@ def is_spark_failure(error: BaseException) -> bool:
 
 
 def java_message(error: Py4JJavaError) -> str:
-    """Java's message of an error, which Python's text has in its middle."""
+    """Extracts Java's message from the text of an error."""
     return str(error.java_exception.getMessage())
 
 
 def in_one_line(error: BaseException) -> Exception | None:
-    """The error of a job with what failed as its text: a dead letter's reason is the first line.  None for any other."""
+    """Returns a job's error with the failure as its first line, the reason of a dead letter; None for other errors."""
     match error:
         case Py4JJavaError():
             return JobFailed(java_message(error))
@@ -71,7 +71,7 @@ def in_one_line(error: BaseException) -> Exception | None:
 
 
 def name_java_error(error: Py4JJavaError) -> str:
-    """The classes of Java's error and its causes, without their texts, which may quote a value."""
+    """Names the classes of Java's error and its causes; their texts may quote a value."""
     names: list[str] = []
     cause = error.java_exception
     while cause is not None and len(names) < MAX_CAUSES:
@@ -81,9 +81,9 @@ def name_java_error(error: Py4JJavaError) -> str:
 
 
 def name_reason(text: str) -> str:
-    """The failure in one line: the end of a traceback, where there is one.
+    """Names a failure in one line: the end of the traceback, if there is one.
 
-    Of an error that is not Penstock's only the class, since its text may quote a value.
+    Of other errors than Penstock's, it names only the class: their texts may quote a value.
     """
     reason = raised_in_python(text)
     if reason is None:
@@ -92,7 +92,7 @@ def name_reason(text: str) -> str:
 
 
 def raised_in_python(text: str) -> str | None:
-    """The first line of what a Python process of Spark's raised, with its class; None if there is no traceback in the text."""
+    """Returns class and first line of the error of Spark's Python process; None if the text has no traceback."""
     _, traceback, raised = text.rpartition("Traceback (most recent call last):")
     if not traceback:
         return None

@@ -121,7 +121,7 @@ class Advice:
 
 
 def advise(requests_s: float, load: Load, *, records: int) -> Advice:
-    """The rate that keeps up with a load.
+    """Returns the rate that keeps up with a load.
 
     Args:
         requests_s: Requests a second, over all processes that recruit.
@@ -163,7 +163,7 @@ class Advisor:
         self._seen: deque[tuple[Gauges, int]] = deque(maxlen=2)  # each with the requests so far
 
     def advise(self) -> dict[str, Advice]:
-        """The advice for streaming and for each consumer, by the names of their chores; empty before two measurements.
+        """Advises on streaming and each consumer, by the names of their chores; empty before two measurements.
 
         Ask for it where a process is alive without requests, such as a check of its health: with no requests there is no
         chore that could say so.
@@ -185,7 +185,7 @@ class Advisor:
                     self._recruiter.set_rate(name, min(most, max(least, advice.rate)))
 
     def following(self, measure: Callable[[], Outcome], chores: Any) -> Callable[[], Outcome]:
-        """A job that measures, and tells this advisor."""
+        """Returns a job that measures and reports to this advisor."""
 
         def measure_and_observe() -> Outcome:
             outcome = measure()
@@ -196,12 +196,12 @@ class Advisor:
         return measure_and_observe
 
     def _requests(self) -> int:
-        """Requests so far, of the chore that has seen most of them."""
+        """Returns the requests so far: those of the chore that has seen most."""
         counters = self._recruiter.counters()
         return max((counters[name].enlisted for name in self._bounds if name in counters), default=0)
 
     def _requests_s(self) -> float:
-        """Requests a second of this process: since the last measurement, unless that is a moment ago."""
+        """Returns the requests a second of this process, since a measurement that is not too recent."""
         first, last = self._seen
         since, requests = last if last[0].age_s >= WINDOW_S else first
         return (self._requests() - requests) / max(1e-9, since.age_s)

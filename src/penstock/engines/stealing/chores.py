@@ -124,15 +124,15 @@ class Chores:
         return self._make(f"consume.{consumer}", 4, lambda tools: tools.consume(spec))
 
     def retain(self) -> Chore:
-        """Removes, for some milliseconds, what every consumer has passed and ``keep`` no longer holds: from Postgres and Redis."""
+        """Removes records that every consumer has passed and ``keep`` has released, for some milliseconds."""
         return self._make("retain", 1, lambda tools: tools.refreshed_streamer().retain() > 0)
 
     def reclaim(self) -> Chore:
-        """Gives queues in Redis what waits in Postgres or what Redis has lost, and dead-letters what is late, for some milliseconds."""
+        """Refills queues in Redis from Postgres and dead-letters late messages, for some milliseconds."""
         return self._make("reclaim", 1, lambda tools: tools.refreshed_streamer().maintain() > 0)
 
     def sweep(self) -> Chore:
-        """Notes records that can get no offset, and checks one shard for records that have lost theirs."""
+        """Notes records that can get no offset; checks one shard for records that have lost theirs."""
 
         def sweep(tools: "Tools") -> bool:
             tools.refreshed_streamer().sweep()
@@ -141,7 +141,7 @@ class Chores:
         return self._make("sweep", 0.2, sweep)
 
     def measure(self) -> Chore:
-        """Refreshes ``gauges``, and with it the advice."""
+        """Refreshes ``gauges`` and the advice."""
 
         def measure(tools: "Tools") -> bool:
             self.gauges = tools.measure()

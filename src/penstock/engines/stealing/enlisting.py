@@ -87,7 +87,7 @@ class _Response:
         return iter(self._response)
 
     def close(self) -> None:
-        """Called by the server at the end of the request."""
+        """Closes the response and enlists; called by the server at the end of the request."""
         close = getattr(self._response, "close", None)
         if close is not None:
             close()
@@ -95,7 +95,7 @@ class _Response:
 
 
 def enlist_after_commit(recruiter: Recruiter, target: object) -> None:
-    """Enlists after each commit of a session; releasing a savepoint is none.
+    """Enlists after each commit of a session, but not after the release of a savepoint.
 
     Args:
         recruiter: Has the jobs.
@@ -123,7 +123,7 @@ _attached: WeakKeyDictionary[Target, WeakSet[Recruiter]] = WeakKeyDictionary()
 def enlist_on_hit(
     recruiter: Recruiter, is_hit: Callable[[Any], bool] = lambda result: result is not None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function that looks something up in a cache: a hit was little work, and enlists.
+    """Decorates a cache look-up: a hit was little work, so it enlists.
 
     Args:
         recruiter: Has the jobs.
@@ -150,7 +150,7 @@ def enlist_on_hit(
 
 
 def make_slice(work: Callable[[], object]) -> Callable[[], Outcome]:
-    """A job that does a slice of a structure: ``make_slice(sessions.gc)``.
+    """Makes a job that does a slice of a structure's work: ``make_slice(sessions.gc)``.
 
     It gives up if Redis does not answer or another process was faster, and counts a slice that found nothing as such.
 

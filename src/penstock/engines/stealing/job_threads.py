@@ -41,7 +41,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Since the job was called."""
+        """Time since the job was called, in seconds."""
         return monotonic() - self.started
 
 
@@ -49,7 +49,7 @@ current_run: ContextVar[Run] = ContextVar("penstock.engines.stealing.run")
 
 
 def time_left_s() -> float:
-    """Seconds left of the budget of the job that is running; 0 when it is spent, or when the process is about to end.
+    """Returns the seconds left in the budget of the running job; 0 if it is spent or the process is about to end.
 
     A job looks at it between its steps.  Outside of a job, the time is unlimited: ``math.inf``.
     """
@@ -58,7 +58,7 @@ def time_left_s() -> float:
 
 
 def when_idle(close: Callable[[], object]) -> None:
-    """Has ``close`` called once, in the thread of the running job, when that has had no job for a while, or ends.
+    """Has ``close`` called once, in the running job's thread, when it has been idle for a while, or ends.
 
     For what a job keeps open for the next one, such as a connection.  The same function given twice is called once.
     Outside of a job, nothing calls it.
@@ -117,7 +117,7 @@ def run(job: Job, limit_s: float) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a job should take at most, when it is abandoned, and after how long without one a thread closes what jobs kept open."""
+    """Time limits: a job's budget, when it counts as hung, when an idle thread closes its connections."""
 
     budget_s: float
     hangs_s: float
@@ -125,7 +125,7 @@ class Limits:
 
 
 class JobThread:
-    """A thread for jobs, and what it does now."""
+    """A thread for jobs, and its running job."""
 
     def __init__(self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]) -> None:
         """Sets up; the thread starts with the first job, and calls ``report`` after each."""
@@ -148,18 +148,18 @@ class JobThread:
         return True
 
     def hanging(self) -> Run | None:
-        """The run that takes too long, if there is one."""
+        """Returns the run that takes too long; None if none does."""
         running = self.running
         return running if running is not None and running.seconds > self._limits.hangs_s else None
 
     def abandon(self) -> None:
-        """The thread gets no more jobs, and ends when it has returned from the present one."""
+        """Hands the thread no more jobs; it ends when it returns from the present one."""
         self._ends = True
         self._dismiss_rest()
         self._put(None)
 
     def stop(self, wait_s: float) -> None:
-        """As ``abandon``; the running job has no time left, and is waited for a moment."""
+        """Abandons the thread, ends the running job's budget, and waits for it up to ``wait_s``."""
         self._is_stopped = True
         self.abandon()
         running, thread = self.running, self._thread
@@ -193,7 +193,7 @@ class JobThread:
         self._close()
 
     def _do_next(self) -> None:
-        """A call of its own: while the thread waits, it holds no job, which may hold the recruiter."""
+        """Does the next job, in a call of its own: a waiting thread then holds no job, which may hold the recruiter."""
         assignment = self._next(wait_s=self._limits.idle_s if self._closing else None)
         if assignment is None:
             self._close()
@@ -226,7 +226,7 @@ class JobThread:
         self.running = None
 
     def _attempt(self, running: Run) -> Outcome:
-        """In a context of its own, so that no job sees what another, or a request, has set."""
+        """Runs a job in a context of its own, so that it sees nothing that another job or a request has set."""
         current_run.set(running)
         try:
             outcome = run(running.assignment.job, self._limits.hangs_s)
@@ -270,7 +270,7 @@ class ThreadSupervisor:
         self._in_charge = self._make_thread()
 
     def hand_over(self, assignment: Assignment) -> bool:
-        """Hands a job to the thread in charge; false if that has one, or cannot be started."""
+        """Hands a job to the thread in charge; returns False if that is busy or cannot be started."""
         thread = self._in_charge
         hanging = thread.hanging()
         if hanging is not None and not self._is_stopped:
@@ -290,7 +290,7 @@ class ThreadSupervisor:
         return JobThread(self._limits, self._failures, self._report)
 
     def _replace(self, thread: JobThread, run: Run) -> JobThread:
-        """Puts another thread in the place of one that hangs, unless too many do; returns the thread in charge."""
+        """Replaces a hanging thread, unless too many hang; returns the thread in charge."""
         if run.settle():
             run.assignment.counters.settle(Outcome.FAILED, run.seconds)
             _log_aside("job %s has not returned after %.0f s", run.assignment.name, run.seconds)

@@ -94,7 +94,7 @@ class Recruiter:
             self._exchange(name, [replace(self._sampler.find(name), rate=rate)])
 
     def rates(self) -> Mapping[str, float]:
-        """The rate of each job, in the order of installation."""
+        """Returns the rate of each job, in the order of installation."""
         return {assignment.name: assignment.rate for assignment in self._sampler.assignments}
 
     def enlist(self) -> bool:
@@ -114,11 +114,11 @@ class Recruiter:
         return handed_over
 
     def counters(self) -> Mapping[str, JobCounters]:
-        """The counters of each job in this process, in the order of installation."""
+        """Returns the counters of each job in this process, in the order of installation."""
         return {assignment.name: self._counters(assignment) for assignment in self._sampler.assignments}
 
     def close(self) -> None:
-        """Ends the thread: a running job has no time left, and is waited for, 1 s at most.  The process does it at its end."""
+        """Ends the thread: ends a running job's budget and waits for it, up to 1 s.  Called at the end of the process."""
         self._supervisor.stop(min(self._limits.budget_s, MAX_END_S))
 
     def _begin(self, assignments: Sequence[Assignment]) -> None:
@@ -152,7 +152,7 @@ class Recruiter:
 
 
 def _refer_weakly(report: Callable[[Assignment], None]) -> Callable[[Assignment], None]:
-    """The same, without keeping the recruiter: its thread does not end before it."""
+    """Wraps a method of the recruiter without keeping it alive: its thread would not end before it."""
     reference = WeakMethod(report)
 
     def call(assignment: Assignment) -> None:
@@ -166,7 +166,7 @@ _recruiters: WeakSet[Recruiter] = WeakSet()
 
 
 def _begin_in_child() -> None:
-    """After a fork: the child has no thread of its parent, and counts from 0."""
+    """Starts anew after a fork: the child has no thread of its parent, and counts from 0."""
     for recruiter in list(_recruiters):
         recruiter._begin([Assignment(e.name, e.job, e.rate, 0) for e in recruiter._sampler.assignments])  # noqa: SLF001
 

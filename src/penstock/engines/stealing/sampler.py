@@ -57,7 +57,7 @@ class AtomicCounter:
         self._lock = Lock()
 
     def read(self) -> int:
-        """Number of calls of ``add``."""
+        """Counts the calls of ``add``."""
         with self._lock:
             value = self.add() - self._reads
             self._reads += 1
@@ -73,17 +73,17 @@ class JobTally:
         self._seconds, self._lock = 0.0, Lock()
 
     def dismiss(self) -> None:
-        """The job was drawn, and does not run."""
+        """Counts a job that was drawn and does not run."""
         self._outcomes[Outcome.NOTHING_TO_DO].add()
 
     def settle(self, outcome: Outcome, seconds: float) -> None:
-        """A run of the job ended, or was abandoned."""
+        """Counts a run that ended or was abandoned."""
         self._outcomes[outcome].add()
         with self._lock:
             self._seconds += seconds
 
     def read(self, enlisted: int) -> JobCounters:
-        """The counters; ``enlisted`` is counted by the recruiter."""
+        """Returns the counters; ``enlisted`` is counted by the recruiter."""
         finished, dismissed, aborted, failed = (self._outcomes[outcome].read() for outcome in Outcome)
         return JobCounters(enlisted, self.recruited.read(), dismissed, finished, aborted, failed, self._seconds)
 
@@ -115,12 +115,12 @@ class Sampler:
         self._thresholds = list(accumulate(assignment.rate for assignment in assignments))
 
     def draw(self, number: float) -> Assignment | None:
-        """The job whose part of the range from 0 to below 1 a number falls into, if any."""
+        """Draws a job by a number from 0 to below 1; None if it falls into no job's part of that range."""
         index = bisect_right(self._thresholds, number)
         return self.assignments[index] if index < len(self.assignments) else None
 
     def find(self, name: str) -> Assignment:
-        """The job of this name.  Raises ``Unknown``."""
+        """Returns the job of this name.  Raises ``Unknown``."""
         for assignment in self.assignments:
             if assignment.name == name:
                 return assignment

@@ -34,7 +34,7 @@ from penstock.streaming import Streamer
 
 
 def summarise(status: Status) -> Gauges:
-    """The pipeline's lag, in a few numbers."""
+    """Summarises the pipeline's lag in a few numbers."""
     shards = [shard for channel in status.channels for shard in channel.shards]
     behind = (shard.sequenced - shard.published for shard in shards if shard.published is not None)
     channels = {channel.channel: channel for channel in status.channels}
@@ -50,7 +50,7 @@ def summarise(status: Status) -> Gauges:
 
 
 def _lag(consumer: ConsumerStatus, channel: ChannelStatus | None) -> ConsumerLag:
-    """Lag of a consumer, and the records of its channel; of a source, those that it has passed or will."""
+    """Returns the lag of a consumer and its channel's records; of a source, those that it has passed or will."""
     shards = consumer.shards
     ever = sum(shard.checkpoint + shard.lag for shard in shards)
     if channel is not None:
@@ -79,7 +79,7 @@ class GaveUp(Exception):
 
 
 class Tools:
-    """The connections of one thread of a process, and what works on them."""
+    """The connections of one thread, and the streamer and workers that use them."""
 
     def __init__(
         self, pipeline: Pipeline, database: Database, redis_url: str, *, records: int, timeout_s: float, **options: Any
@@ -95,7 +95,7 @@ class Tools:
         self._resume_at, self._backoff = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
-        """Does a slice, unless a server has failed a moment ago.  Raises what is neither a conflict nor an unavailable server."""
+        """Does a slice, unless a server has just failed.  Raises errors other than conflicts and unavailable servers."""
         if monotonic() < self._resume_at:
             return Outcome.GAVE_UP
         try:
@@ -132,7 +132,7 @@ class Tools:
             return summarise(status(connection, client, self._pipeline))
 
     def close(self) -> None:
-        """Closes all connections; what is under way is rolled back, and begun again by the next slice."""
+        """Closes all connections; the next slice begins again what is rolled back."""
         opened: list[Streamer | Worker] = [*self._workers.values()]
         opened += [self._streamer] if self._streamer else []
         for part in opened:
@@ -142,7 +142,7 @@ class Tools:
                 log.debug("closing failed", error=type(error).__name__)
 
     def refreshed_streamer(self) -> Streamer:
-        """The streamer, which knows what other processes have done."""
+        """Returns the streamer, refreshed with the work of other processes."""
         if self._streamer is None:
             self._streamer = Streamer(
                 self._pipeline,
@@ -157,7 +157,7 @@ class Tools:
         return self._streamer
 
     def _worker(self, spec: ConsumerSpec) -> Worker:
-        """The worker of a consumer, which remembers what has failed even after its connections were closed."""
+        """Returns the worker of a consumer; it remembers failures after its connections were closed."""
         if spec.name not in self._workers:
             worker = make_worker(
                 self._pipeline,

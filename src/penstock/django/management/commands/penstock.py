@@ -64,7 +64,7 @@ class Command(BaseCommand):
 
 
 def _read_settings() -> dict[str, str]:
-    """The variables that stand for the settings of Django, but for those that are set."""
+    """Returns Django's settings as environment variables, without those that are set already."""
     from penstock.cli.render import show_error  # noqa: PLC0415  the same
 
     try:
