@@ -1,4 +1,7 @@
-"""``penstock.log`` for PySpark, which looks for modules of such names: SQL, Connect and pipelines need no registration."""
+"""``penstock.log`` for PySpark, which looks for modules of such names.
+
+SQL, Connect and pipelines need no registration.
+"""
 
 from contextlib import suppress
 from typing import Any
@@ -7,7 +10,10 @@ with suppress(ImportError):  # without PySpark; an error here would hide the sou
     from pyspark.sql.datasource import DataSource
 
     class DefaultSource(DataSource):
-        """Stands for the source until a query names it: PySpark imports all such modules in every application."""
+        """Stands for the source until a query names it.
+
+        PySpark imports all such modules in every application.
+        """
 
         def __new__(cls, options: Any) -> Any:
             """The source itself."""

@@ -1,7 +1,10 @@
-"""Fixtures for the tests of an application that uses Penstock: see docs/how-to/test-your-application.md.
+"""Fixtures for the tests of an application that uses Penstock.
 
-pytest imports this module at the start of every run in an environment that has Penstock.  It is a module of its own, and
-imports nothing until a fixture is used, because importing anything below ``penstock`` imports SQLAlchemy.
+See docs/how-to/test-your-application.md.
+
+pytest imports this module at the start of every run in an environment that has Penstock.  It is a
+module of its own, and imports nothing until a fixture is used, because importing anything below
+``penstock`` imports SQLAlchemy.
 """
 
 import os
@@ -35,7 +38,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def penstock_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of the run's Postgres, your own or an embedded one; each test has its own database there."""
+    """URL of the run's Postgres, your own or an embedded one.
+
+    Each test has its own database there.
+    """
     if own_url := _given(request.config, DATABASE_URL):
         yield own_url
         return
@@ -51,8 +57,9 @@ def penstock_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     if own_url := _given(request.config, REDIS_URL):
         if hasattr(request.config, "workerinput"):
             pytest.fail(
-                f"pytest-xdist: the tests of several processes would delete each other's keys in one Redis. "
-                f"Remove {_variable(REDIS_URL)} and {REDIS_URL}: each process then starts a Valkey of its own",
+                "pytest-xdist: the tests of several processes would delete each other's keys in "
+                f"one Redis. Remove {_variable(REDIS_URL)} and {REDIS_URL}: each process then "
+                "starts a Valkey of its own",
                 pytrace=False,
             )
         yield own_url
@@ -65,7 +72,10 @@ def penstock_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def penstock_create_tables() -> "Callable[[Engine], object]":
-    """Override it to return a function that creates your tables; called once, and copied for each test."""
+    """Override it to return a function that creates your tables.
+
+    Called once, and copied for each test.
+    """
     return lambda _: None
 
 
@@ -88,8 +98,8 @@ def penstock_pipeline(request: pytest.FixtureRequest) -> "Pipeline":
     app = request.config.getini(APP)
     if not app:
         pytest.fail(
-            "no pipeline to test: set penstock_app = module:attribute in pytest's configuration, or override the fixture "
-            "penstock_pipeline",
+            "no pipeline to test: set penstock_app = module:attribute in pytest's configuration, "
+            "or override the fixture penstock_pipeline",
             pytrace=False,
         )
     return load_pipeline(app)
@@ -97,7 +107,10 @@ def penstock_pipeline(request: pytest.FixtureRequest) -> "Pipeline":
 
 @pytest.fixture
 def penstock_database_url(_penstock_databases: "TemplateDatabases", penstock_pipeline: "Pipeline") -> Iterator[str]:
-    """URL of the test's database: Penstock's tables and yours, all empty, and the triggers that the pipeline declares."""
+    """URL of the test's database.
+
+    Penstock's tables and yours, all empty, and the triggers that the pipeline declares.
+    """
     with _extra():
         from penstock.schema.capture import install_triggers  # noqa: PLC0415  not at start
     with _penstock_databases.copy(penstock_pipeline.scope.schema) as url:
@@ -149,7 +162,10 @@ def penstock_drain(
 def penstock_survives(
     penstock_pipeline: "Pipeline", penstock_engine: "Engine", penstock_database_url: str, penstock_redis_url: str
 ) -> Callable[..., None]:
-    """``penstock.testing.survives`` for the pipeline and the servers of the test; it disposes of ``penstock_engine`` first."""
+    """``penstock.testing.survives`` for the pipeline and the servers of the test.
+
+    It disposes of ``penstock_engine`` first.
+    """
     with _extra():
         from penstock.testing import survives  # noqa: PLC0415  not at start
 
@@ -177,7 +193,10 @@ def _given(config: pytest.Config, option: str) -> str | None:
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Names what to install if an import fails: applications that only stage have neither drivers nor servers."""
+    """Names what to install if an import fails.
+
+    Applications that only stage have neither drivers nor servers.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

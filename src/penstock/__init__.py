@@ -1,16 +1,18 @@
-"""Penstock moves records from an application's Postgres transaction into a log in Redis and on to consumers.
+"""Penstock moves records from an application's Postgres transaction through Redis to consumers.
 
 Data flows one way, and the folders show it:
 
     staging      in the application's transaction: a change and its record, or neither
     streaming    the worker: staged records → journal → Redis
     journal      which record has which offset: written by the sequencer, read by every part
-    batches      consecutive records in columns: what the streamer reads, a log stores and a consumer gets
+    batches      consecutive records in columns: what the streamer reads, a log stores and a
+                 consumer gets
     channels     the destinations in Redis: logs, Icks and queues
     consuming    effects and checkpoint in one Postgres transaction
     reconciling  a consumer's state compared with the canonical tables, at one cut
     verifying    staged records, journal, log and checkpoints compared with one another
-    engines      what runs these steps: threads (inline), tasks of Spark, the application's own processes (stealing)
+    engines      what runs these steps: threads (inline), tasks of Spark, the application's own
+                 processes (stealing)
 
 What an application declares, and what the parts pass to each other:
 
@@ -32,19 +34,23 @@ Around them:
     operating    what operators ask: status, doctor, resets, dead letters
     console      the web page: the pipeline in a browser
     observing    what the world outside sees of a process: metrics and probes
-    cli          the command line; settings: a command's settings; logs, display: its log, and text for a terminal
+    cli          the command line; settings: a command's settings; logs, display: its log, and text
+                 for a terminal
     embedded     Postgres and Valkey from wheels
     testing      what an application's own tests need
     django       an app of Django's: rules for models, handlers with the ORM, migrations, the admin
     demo         an application that shows it all, with faults
     parallel     loops side by side in one process
 
-An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``, ``penstock.django``,
-``penstock.spark``: these are the public names; beside them ``penstock.engines.stealing`` for processes that do the work themselves, ``penstock.journal.journal_records``
-for readers of what has left Redis, ``penstock.observer`` for events, and ``penstock.schema`` for migrations.  Nothing else is promised.  ``penstock.errors`` has every error.
+An application imports what it uses from ``penstock``, ``penstock.clients``, ``penstock.testing``,
+``penstock.django``, ``penstock.spark``: these are the public names; beside them
+``penstock.engines.stealing`` for processes that do the work themselves,
+``penstock.journal.journal_records`` for readers of what has left Redis, ``penstock.observer`` for
+events, and ``penstock.schema`` for migrations.  Nothing else is promised.  ``penstock.errors`` has
+every error.
 
-A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in processes that use none of
-them, and each would spend half a second of processor time on it.
+A public name is imported at its first use, with SQLAlchemy and nothing heavier: Spark plans in
+processes that use none of them, and each would spend half a second of processor time on it.
 """
 
 import os
@@ -136,15 +142,16 @@ _MODULES = {
 
 
 def _refuse_another_distribution() -> None:
-    """Raises ImportError where PyPI's ``penstock``, another project's, has written into this folder: files of both are mixed."""
+    """Raises ImportError if PyPI's ``penstock``, another project, has written into this folder."""
     home = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib would double the time of this import
     if not os.path.isdir(home):  # noqa: PTH112  an archive, on Spark's executors
         return
     for name in os.listdir(home):  # noqa: PTH208
         if name.startswith("penstock-") and name.endswith(".dist-info"):
             raise ImportError(
-                f"{home} holds the distribution 'penstock', another project's, whose files replace those of 'penstock-outbox'. "
-                "Uninstall both, then type: pip install penstock-outbox"
+                f"{home} holds the distribution 'penstock', another project's, whose files "
+                "replace those of 'penstock-outbox'. Uninstall both, then type: pip install "
+                "penstock-outbox"
             )
 
 

@@ -1,8 +1,9 @@
 """Crash points: the places where the order of two writes matters, by name.
 
-A process may end anywhere, and Postgres and Redis share no transaction: what it has written to one may be there without
-what it was about to write to the other.  Wherever that is so, a crash point stands between the two writes, and the tests
-end a process at every one: the next process completes what this one began, and does nothing twice.
+A process may end anywhere, and Postgres and Redis share no transaction: what it has written to one
+may be there without what it was about to write to the other.  Wherever that is so, a crash point
+stands between the two writes, and the tests end a process at every one: the next process completes
+what this one began, and does nothing twice.
 
 In production they do nothing.  The demo installs them too, to end its own processes now and then.
 
@@ -24,7 +25,8 @@ The first part of a name says who writes, the second where between the writes it
     reset         before_redis, between_shards, before_commit, after_commit
     retire        after_registry, after_journal
 
-An answer may be lost, too, and what was done is then done again.  It is, if the demo or a test wants it, behind:
+An answer may be lost, too, and what was done is then done again.  It is, if the demo or a test
+wants it, behind:
 
     streamer      after_publish
     consumer      after_round
@@ -49,7 +51,10 @@ def is_repeated(name: str) -> bool:
 
 
 def install_crashpoint(function: Callable[[str], None] | None) -> None:
-    """Installs a function that is called with the name of each crash point passed; None removes it."""
+    """Installs a function that is called with the name of each crash point passed.
+
+    None removes it.
+    """
     global _installed  # noqa: PLW0603  one hook of a process is the point
     _installed = function
 

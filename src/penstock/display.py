@@ -1,8 +1,10 @@
-"""Text for people: without what a terminal obeys and without passwords; durations, amounts, and values as JSON.
+"""Text for people: without what a terminal obeys and without passwords.
 
-Keys, actions, reasons and payloads are a producer's free text.  Written raw, an ESC in them commands the operator's
-terminal, a newline forges a line, and a bidirectional override reorders one.  Everything that a command prints and every
-line of its log goes through here.
+Durations, amounts, and values as JSON.
+
+Keys, actions, reasons and payloads are a producer's free text.  Written raw, an ESC in them
+commands the operator's terminal, a newline forges a line, and a bidirectional override reorders
+one.  Everything that a command prints and every line of its log goes through here.
 """
 
 import codecs
@@ -34,9 +36,10 @@ _PASSWORD_IN_PARAMETER = re.compile(
 
 
 def escape(text: str) -> str:
-    """Returns a text as one line for a terminal: invisible characters and newlines escaped as in JSON.
+    """Returns a text as one line for a terminal.
 
-    JSON text stays the same JSON: such a character can only stand within a string.
+    Invisible characters and newlines escaped as in JSON.  JSON text stays the same JSON: such a
+    character can only stand within a string.
     """
     if text.isprintable():
         return text
@@ -59,12 +62,18 @@ codecs.register_error(UNENCODABLE, _escape_unencodable)
 
 
 def escape_lines(text: str) -> str:
-    """Escapes a text of several lines; indents all but the first, so that none can pose as a line of its own."""
+    """Escapes a text of several lines.
+
+    Indents all but the first, so that none can pose as a line of its own.
+    """
     return "\n    ".join(escape(line) for line in text.split("\n"))
 
 
 def mask(text: str) -> str:
-    """Masks passwords by their position: between user and host of a URL, and in parameters such as ``sslpassword=…``."""
+    """Masks passwords by their position.
+
+    Between user and host of a URL, and in parameters such as ``sslpassword=…``.
+    """
     text = _PASSWORD_IN_URL.sub(rf"\g<user>:{MASK}@", text)
     return _PASSWORD_IN_PARAMETER.sub(rf"\g<name>={MASK}", text)
 
@@ -108,7 +117,10 @@ def format_memory(value: int) -> str:
 
 
 def find_release() -> str:
-    """Returns the version of Penstock; ``unknown`` if its code is on the path without being installed."""
+    """Returns the version of Penstock.
+
+    ``unknown`` if its code is on the path without being installed.
+    """
     try:
         return version("penstock-outbox")
     except PackageNotFoundError:

@@ -1,7 +1,8 @@
 """Every error that Penstock raises on purpose.
 
-An error is an instruction: it names the thing, what was found, the limit, and what to do.  ``exit_code`` is what the
-command line ends with; ``page`` is the section of the documentation that explains it (``docs/reference/errors.md``).
+An error is an instruction: it names the thing, what was found, the limit, and what to do.
+``exit_code`` is what the command line ends with; ``page`` is the section of the documentation that
+explains it (``docs/reference/errors.md``).
 
     PenstockError
     ├── DeclarationError          a declaration that cannot work                  (2, usage)
@@ -71,7 +72,7 @@ from typing import ClassVar, Self
 
 
 class PenstockError(Exception):
-    """The root of the tree: ``except PenstockError`` catches whatever Penstock raises on purpose."""
+    """Root of the tree: ``except PenstockError`` catches all that Penstock raises on purpose."""
 
     exit_code: ClassVar[int] = 1
     page: ClassVar[str] = "errors#penstockerror"
@@ -101,7 +102,10 @@ class _NamesField(Exception):
 
 
 class DeclarationError(PenstockError):
-    """A pipeline is declared in a way that cannot work; raised by the declaration, not when the pipeline runs."""
+    """A pipeline is declared in a way that cannot work.
+
+    Raised by the declaration, not when the pipeline runs.
+    """
 
     exit_code = 2
 
@@ -111,11 +115,14 @@ class InvalidName(DeclarationError):
 
 
 class InvalidChore(_NamesField, DeclarationError):
-    """A recruiter cannot install a job: its ``field``, ``name``, ``job`` or ``rate``, cannot work; nothing was changed."""
+    """A recruiter cannot install a job: its ``field``, ``name``, ``job`` or ``rate``, cannot work.
+
+    Nothing was changed.
+    """
 
 
 class ChannelMismatch(DeclarationError):
-    """A channel is registered with another kind, or another number of shards, than a pipeline declares."""
+    """A channel is registered with another kind or number of shards than a pipeline declares."""
 
 
 class ChannelRetired(DeclarationError):
@@ -133,7 +140,10 @@ class InvalidSetting(PenstockError):
 
 
 class Unknown(PenstockError):
-    """A command, or a query of the application's, names what does not exist: a consumer, a channel, a dead letter, a table."""
+    """A command, or a query of the application's, names what does not exist.
+
+    A consumer, a channel, a dead letter, a table.
+    """
 
     exit_code = 2
 
@@ -151,13 +161,19 @@ class InvalidLogCall(_NamesField, PenstockError):
 
 
 class InvalidMessage(_NamesField, PenstockError):
-    """A message, or a limit of a tenant, has a field that a queue cannot take: its ``field``; nothing was written."""
+    """A message, or a limit of a tenant, has a field that a queue cannot take: its ``field``.
+
+    Nothing was written.
+    """
 
     exit_code = 2
 
 
 class InvalidStructureCall(_NamesField, PenstockError):
-    """A volatile hash, a pinned key, a lock or a tracker cannot take an argument: its ``field``; nothing was written."""
+    """A volatile hash, a pinned key, a lock or a tracker cannot take an argument: its ``field``.
+
+    Nothing was written.
+    """
 
     exit_code = 2
 
@@ -179,13 +195,16 @@ class StagingError(PenstockError):
 
 
 class InvalidRecord(_NamesField, StagingError):
-    """A field of a record is not acceptable: its ``field`` is the path, such as ``data.lines[3].price``."""
+    """A field of a record is not acceptable.
+
+    Its ``field`` is the path, such as ``data.lines[3].price``.
+    """
 
     separator = ": "
 
 
 class UnstagedChanges(UserWarning):
-    """A warning, not an error: changes that a rule seems to cover are not staged, or would not be."""
+    """A warning, not an error: changes that a rule seems to cover are or would be unstaged."""
 
 
 class BypassedStaging(StagingError):
@@ -197,23 +216,38 @@ class NotAttached(StagingError):
 
 
 class BrokenTransaction(PenstockError):
-    """A handler did to its transaction what only Penstock may: ended it, made it read-only, or hid that it has failed."""
+    """A handler did to its transaction what only Penstock may.
+
+    Ended it, made it read-only, or hid that it has failed.
+    """
 
 
 class HandlerCommitted(BrokenTransaction):
-    """A handler committed its effects without the checkpoint: another attempt would double them, so its shard halts."""
+    """A handler committed its effects without the checkpoint.
+
+    Another attempt would double them, so its shard halts.
+    """
 
 
 class HandlerNotRun(BrokenTransaction):
-    """A handler returned a coroutine or a generator that nobody runs: it has done nothing, so its shard halts."""
+    """A handler returned a coroutine or a generator that nobody runs.
+
+    It has done nothing, so its shard halts.
+    """
 
 
 class HandlerExited(PenstockError):
-    """A handler raised ``SystemExit`` or ``KeyboardInterrupt``: nothing of the batch is committed, and the worker ends."""
+    """A handler raised ``SystemExit`` or ``KeyboardInterrupt``.
+
+    Nothing of the batch is committed, and the worker ends.
+    """
 
 
 class HandlerHung(PenstockError):
-    """More handlers of a worker hang than may run at the same time: others have their jobs, and the process has to end."""
+    """More handlers of a worker hang than may run at the same time.
+
+    Others have their jobs, and the process has to end.
+    """
 
 
 class Halted(PenstockError):
@@ -233,7 +267,10 @@ class SnapshotLost(PenstockError):
 
 
 class UnreadableValue(PenstockError):
-    """A value that Spark's type for its column cannot hold; the error names the column, or the record of a payload."""
+    """A value that Spark's type for its column cannot hold.
+
+    The error names the column, or the record of a payload.
+    """
 
 
 class DemoFailed(PenstockError):
@@ -247,18 +284,22 @@ class ServerUnavailable(PenstockError):
 
 
 class ServerReplaced(ServerUnavailable):
-    """Postgres was restarted, restored or replaced under a worker: its history has to be compared with the log's again.
+    """Postgres was restarted, restored or replaced under a worker.
 
-    Only opening the worker again does that, so nothing on the way to its loop may hide this error.
+    Its history has to be compared with the log's again.  Only opening the worker again does that,
+    so nothing on the way to its loop may hide this error.
     """
 
 
 class DriverUnreachable(ServerUnavailable):
-    """The tasks of the engine on Spark cannot connect to their driver, which plans and stops them."""
+    """Tasks of the engine on Spark cannot connect to their driver, which plans and stops them."""
 
 
 class AppendRefused(ServerUnavailable):
-    """Redis answers, but refuses to write now (out of memory, read-only, loading): records wait in Postgres."""
+    """Redis answers, but refuses to write now (out of memory, read-only, loading).
+
+    Records wait in Postgres.
+    """
 
 
 class JavaMissing(PenstockError):
@@ -286,7 +327,10 @@ class SchemaMissing(PenstockError):
 
 
 class TriggerMissing(SchemaMissing):
-    """A trigger that a rule declares is missing, disabled, not that of its rule, or one of two: changes would be lost or doubled."""
+    """A trigger that a rule declares is missing, disabled, not that of its rule, or one of two.
+
+    Changes would be lost or doubled.
+    """
 
 
 class ObjectMissing(SchemaMissing, ServerUnavailable):
@@ -301,7 +345,8 @@ class ObjectMissing(SchemaMissing, ServerUnavailable):
 class PrivilegeMissing(ServerUnavailable):
     """The role that Penstock connects as lacks a privilege in Postgres.
 
-    A command, or a worker at its start, ends with it; a worker that has worked waits until the privilege is granted again.
+    A command, or a worker at its start, ends with it; a worker that has worked waits until the
+    privilege is granted again.
     """
 
     exit_code = 2
@@ -324,7 +369,7 @@ class LogLost(PenstockError):
 
 
 class Gap(PenstockError):
-    """The log continues beyond a consumer's checkpoint, and the journal no longer has the records between them.
+    """The log continues beyond a consumer's checkpoint, and the records between are gone.
 
     Attributes:
         last: The last offset that is missing; None if it is not known.
@@ -341,7 +386,10 @@ class Refused(PenstockError):
 
 
 class HistoryDiverged(Refused):
-    """Redis or a consumer has records that Postgres does not know: Postgres lost commits, or is another server."""
+    """Redis or a consumer has records that Postgres does not know.
+
+    Postgres lost commits, or is another server.
+    """
 
 
 class ForeignLog(Refused):
@@ -386,11 +434,14 @@ class QueueDamaged(Refused):
 
 
 class DamagedJournal(Refused):
-    """Rows of a shard's journal, or records that it names, were deleted by something other than Penstock."""
+    """Rows of a shard's journal, or records that it names, were deleted by others than Penstock."""
 
 
 class UnpublishableRecord(Refused):
-    """A record that Postgres cannot read back, or that Redis does not take; nothing after it in its shard is published."""
+    """A record that Postgres cannot read back, or that Redis does not take.
+
+    Nothing after it in its shard is published.
+    """
 
 
 class NotReplayable(Refused):
@@ -402,15 +453,24 @@ class ReadOnlyPostgres(Refused):
 
 
 class Fenced(Refused):
-    """A newer epoch of the log has been opened, or another Spark query has taken a name: this process belongs to an old one."""
+    """A newer epoch of the log has been opened, or another Spark query has taken a name.
+
+    This process belongs to an old one.
+    """
 
 
 class RepairRefused(Refused):
-    """A constraint, a reference, a trigger or a rule does not allow the repair of a state; the rows concerned are as they were."""
+    """A constraint, a reference, a trigger or a rule does not allow the repair of a state.
+
+    The rows concerned are as they were.
+    """
 
 
 class HiddenRows(Refused):
-    """A policy of row-level security applies to what Penstock reads; rows that it hides would be lost silently."""
+    """A policy of row-level security applies to what Penstock reads.
+
+    Rows that it hides would be lost silently.
+    """
 
 
 class UnsafeSetting(Refused):
@@ -420,7 +480,8 @@ class UnsafeSetting(Refused):
 def from_wire(kind: str, message: str) -> PenstockError:
     """Rebuilds an error of another process from its class's name and its text.
 
-    Its other attributes stay behind.  One of an application's own classes becomes a ``PenstockError``.
+    Its other attributes stay behind.  One of an application's own classes becomes a
+    ``PenstockError``.
     """
     cls = globals().get(kind)
     if not (isinstance(cls, type) and issubclass(cls, PenstockError)):

@@ -1,7 +1,8 @@
 """The log of a process: console format on a terminal, JSON lines otherwise; always on stderr.
 
-Libraries and applications that use the standard library's logging, or structlog, write to the same place, at the same
-level.  Passwords are masked in every line, and what a terminal would obey is escaped.
+Libraries and applications that use the standard library's logging, or structlog, write to the same
+place, at the same level.  Passwords are masked in every line, and what a terminal would obey is
+escaped.
 """
 
 import logging
@@ -22,7 +23,10 @@ FORMAT, LEVEL = "PENSTOCK_LOG_FORMAT", "PENSTOCK_LOG_LEVEL"
 _chosen: dict[str, str] = {}
 
 QUIET = ("alembic", "asyncio", "psycopg", "py4j", "pyspark", "redis")
-"""Libraries of ours whose messages below WARNING are not for operators; SQLAlchemy sees to that itself."""
+"""Libraries of ours whose messages below WARNING are not for operators.
+
+SQLAlchemy sees to that itself.
+"""
 
 
 class _MaskingFormatter(logging.Formatter):
@@ -37,7 +41,10 @@ class _MaskingFormatter(logging.Formatter):
 
 
 def configure(*, console: bool, level: str) -> None:
-    """Sets up structlog and the standard library's logging for this process: lines for people (``console``), or JSON."""
+    """Sets up structlog and the standard library's logging for this process.
+
+    Lines for people (``console``), or JSON.
+    """
     _chosen.update({FORMAT: "console" if console else "json", LEVEL: level})
     number = logging.getLevelNamesMapping()[level.upper()]
     stamps: list[Any] = [
@@ -52,7 +59,8 @@ def configure(*, console: bool, level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(number),
         cache_logger_on_first_use=False,
     )
-    # JSON escapes everything that is not ASCII.  Its tracebacks are without local variables, which hold payloads.
+    # JSON escapes everything that is not ASCII.  Its tracebacks are without local variables, which
+    # hold payloads.
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
@@ -72,7 +80,7 @@ def configure(*, console: bool, level: str) -> None:
 
 
 def follow_application() -> None:
-    """Has the application's own logging write what Penstock logs in its processes, unless structlog is set up there."""
+    """Has the application's own logging write what Penstock logs, unless structlog is set up."""
     if structlog.is_configured():
         return
     structlog.configure(
@@ -96,7 +104,10 @@ def share_with_tasks() -> None:
 
 
 def configure_task() -> None:
-    """Sets up the log of a Spark task as its command's, once in a Python process; other applications set up their own."""
+    """Sets up the log of a Spark task as its command's, once in a Python process.
+
+    Other applications set up their own.
+    """
     if not _chosen and FORMAT in os.environ and LEVEL in os.environ:
         configure(console=os.environ[FORMAT] == "console", level=os.environ[LEVEL])
 

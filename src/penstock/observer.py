@@ -1,9 +1,13 @@
-"""Events of a process that works on a pipeline, and who observes them: metrics, probes, an application's own alarms.
+"""Events of a process that works on a pipeline, and who observes them.
 
-    pipeline.observe(function)      function(event) is called for each event, in the thread that it happens in
+Metrics, probes, an application's own alarms.
 
-Events are of rounds and batches, never of single records.  Without an observer none is made.  An observer must be quick, and
-may be called by several threads at once; what it raises is logged, and nothing else comes of it.
+    pipeline.observe(function)      function(event) is called for each event, in the thread that it
+                                    happens in
+
+Events are of rounds and batches, never of single records.  Without an observer none is made.  An
+observer must be quick, and may be called by several threads at once; what it raises is logged, and
+nothing else comes of it.
 """
 
 import decimal
@@ -77,7 +81,9 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """An application has written records into its transaction, which may yet be rolled back; triggers write without it.
+    """An application has written records into its transaction, which may yet be rolled back.
+
+    Triggers write without it.
 
     Attributes:
         channel: Name of the channel.
@@ -112,7 +118,8 @@ class HandlerEnded:
         channel: The channel that it reads.
         records: Records, members or jobs that it was given.
         seconds: How long it took.
-        error: Class of the error that it raised; None if it raised none, or an outcome such as ``Snooze``.
+        error: Class of the error that it raised; None if it raised none, or an outcome such as
+            ``Snooze``.
     """
 
     consumer: str
@@ -129,9 +136,10 @@ class Delivery:
     Attributes:
         consumer: Name of the consumer.
         channel: The channel that it reads.
-        counts: How many were ``applied``, ``skipped``, ``dead``, ``backfilled``, ``cancelled``, ``snoozed``, ``retried``,
-            ``stale``; those that are 0 are missing.
-        latencies_us: Microseconds from staging to the handler, of each that was applied, by Postgres' clock; none of jobs.
+        counts: How many were ``applied``, ``skipped``, ``dead``, ``backfilled``, ``cancelled``,
+            ``snoozed``, ``retried``, ``stale``; those that are 0 are missing.
+        latencies_us: Microseconds from staging to the handler, of each that was applied, by
+            Postgres' clock; none of jobs.
     """
 
     consumer: str
@@ -191,7 +199,9 @@ class ShardStopped:
 
 @dataclass(frozen=True, slots=True)
 class EpochChanged:
-    """The streamer goes on in a new epoch: an operator has opened it, or the streamer itself after a switch-over.
+    """The streamer goes on in a new epoch.
+
+    An operator has opened it, or the streamer itself after a switch-over.
 
     Attributes:
         epoch: Its number.
@@ -224,12 +234,16 @@ def from_wire(values: Sequence[Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class TroubleReport:
-    """Something that needs a person, in a pipeline, whichever process it happened in: see ``Pipeline.on_trouble``.
+    """Something that needs a person, in a pipeline, whichever process it happened in.
+
+    See ``Pipeline.on_trouble``.
 
     Attributes:
-        kind: ``halted``: a consumer applies nothing more of a shard.  ``dead-lettered``: it has new dead letters.  ``stopped``:
-            the streamer leaves a shard out.  ``waiting``: for a minute a consumer has waited in a shard for what Postgres lacks or
-            cannot do, such as a right, a table, or a lock.  ``epoch``: an operator has opened a new one, or a streamer after a switch-over.
+        kind: ``halted``: a consumer applies nothing more of a shard.  ``dead-lettered``: it has new
+            dead letters.  ``stopped``: the streamer leaves a shard out.  ``waiting``: for a minute
+            a consumer has waited in a shard for what Postgres lacks or cannot do, such as a right,
+            a table, or a lock.  ``epoch``: an operator has opened a new one, or a streamer after a
+            switch-over.
         text: A sentence, without anything of a record.
         fix: The command that shows more, or repairs it.
         consumer: The consumer; None of ``stopped`` and ``epoch``.
@@ -263,9 +277,10 @@ _DECIMAL = _find_decimal_variable()
 
 
 def fresh_context() -> Context:
-    """Copies the context for one call of an application's function; the call leaves nothing behind for the next.
+    """Copies the context for one call of an application's function.
 
-    A copy shares its values, and the context of ``decimal`` is one that is changed in place.
+    The call leaves nothing behind for the next.  A copy shares its values, and the context of
+    ``decimal`` is one that is changed in place.
     """
     context = copy_context()
     if (shared := _DECIMAL.get(None)) is not None:
@@ -284,7 +299,7 @@ class Observers:
         return bool(self._observers)
 
     def __call__(self, event: Event) -> None:
-        """Calls each observer; what one raises is logged once a class, without its text, which may quote a payload."""
+        """Calls each observer; logs errors once a class, without texts that may quote payloads."""
         for observer in self._observers:
             try:
                 fresh_context().run(observer, event)

@@ -21,9 +21,9 @@ STEP_S = 0.05
 
 
 class Runner(ABC, Generic[Result]):
-    """Connects, works in rounds, and disconnects: a streamer, a consumer's worker, or several of them.
+    """Connects, works in rounds, and disconnects.
 
-    with runner:
+    A streamer, a consumer's worker, or several of them.  with runner:
         runner.drain()
     """
 
@@ -52,7 +52,10 @@ class Runner(ABC, Generic[Result]):
 
     @abstractmethod
     def run(self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None) -> None:
-        """Runs rounds until ``stop()`` is true.  Retries servers that do not answer, with growing pauses."""
+        """Runs rounds until ``stop()`` is true.
+
+        Retries servers that do not answer, with growing pauses.
+        """
 
     def loop(self, report: Callable[[Result], None]) -> Loop:
         """Returns the runner as a loop that reports each round."""
@@ -69,7 +72,10 @@ def backoff_s(attempts: int, first_s: float, max_s: float) -> float:
 
 
 class Backoff:
-    """Growing pauses between attempts at something that fails, up to ``MAX_BACKOFF_S``: see ``backoff_s``."""
+    """Growing pauses between attempts at something that fails, up to ``MAX_BACKOFF_S``.
+
+    See ``backoff_s``.
+    """
 
     def __init__(self, first_s: float = 0.1, max_s: float | None = None) -> None:
         self._first_s, self._max_s, self._attempts = first_s, MAX_BACKOFF_S if max_s is None else max_s, 0
@@ -96,11 +102,14 @@ ABANDON_S = 1.0
 """Longest wait, in seconds, for what is called before the process is abandoned."""
 
 before_abandoned: dict[object, Callable[[], object]] = {}
-"""What is called before the process ends without waiting for its work, by whom: gives back what others would wait for."""
+"""What is called before the process ends without waiting for its work, by whom.
+
+Gives back what others would wait for.
+"""
 
 
 def abandon() -> None:
-    """Calls all functions of ``before_abandoned`` at once, and waits up to ``ABANDON_S`` for them."""
+    """Calls all functions of ``before_abandoned`` at once; waits up to ``ABANDON_S``."""
 
     def call(function: Callable[[], object]) -> None:
         with suppress(Exception):  # the process ends
@@ -117,7 +126,10 @@ def abandon() -> None:
 
 
 def run_together(loops: Mapping[str, Loop], stop: Callable[[], bool]) -> None:
-    """Runs loops by name until ``stop()`` is true.  If one fails, stops the others and raises its error."""
+    """Runs loops by name until ``stop()`` is true.
+
+    If one fails, stops the others and raises its error.
+    """
     failures: list[BaseException] = []
 
     def stopped() -> bool:

@@ -1,4 +1,4 @@
-"""The pipeline: where an application declares its channels, staging rules, consumers and reconciliations."""
+"""The pipeline, where an application declares channels, rules, consumers and reconciliations."""
 
 import importlib
 import sys
@@ -60,7 +60,7 @@ class Pipeline:
         @pipeline.consumer(reads=rides)
         def ride_totals(session, records): ...
 
-    The application imports it to stage; the workers import it to stream and to consume (``--app module:pipeline``).
+    Applications import it to stage, workers to stream and to consume (``--app module:pipeline``).
 
     Attributes:
         scope: The schema of its tables in Postgres, and the namespace of its keys in Redis.
@@ -182,8 +182,8 @@ class Pipeline:
         Without ``data``, the payload has every column of the class that is not marked secret.
 
         Raises:
-            DeclarationError: The channel is not of this pipeline, the class is not mapped, it lacks an attribute of
-                the rule, or a part of the rule does not go with another.
+            DeclarationError: The channel is not of this pipeline, the class is not mapped, it lacks
+                an attribute of the rule, or a part of the rule does not go with another.
         """
         self._own(to, f"staging rule of {model.__name__}")
         mapped, capture = self.find_mapped(model), capture or self.default_capture
@@ -198,7 +198,10 @@ class Pipeline:
         return rule
 
     def find_mapped(self, model: type[Any]) -> type[Any]:
-        """Returns the SQLAlchemy class for the class of a rule: itself, unless the pipeline takes another ORM's models."""
+        """Returns the SQLAlchemy class for the class of a rule.
+
+        Itself, unless the pipeline takes another ORM's models.
+        """
         return model
 
     def marks_dirty(
@@ -212,25 +215,27 @@ class Pipeline:
     ) -> StagingRule:
         """Declares that changes to a mapped class mark members of an Ick dirty.
 
-        There is no ``when``: an object that stops meeting a condition would have to be marked too.  The consumer of the
-        Ick decides what belongs in the copy.
+        There is no ``when``: an object that stops meeting a condition would have to be marked too.
+        The consumer of the Ick decides what belongs in the copy.
 
         Args:
             model: The mapped class.
             to: The Ick.
-            key: Attribute name, several names, or function of the object, that give the member: often ``id``.  If an
-                update changes it, the old member is marked too.  None marks nothing.
-            on: The kinds of change that mark.  A delete marks as well, since the copy must lose the object.
+            key: Attribute name, several names, or function of the object, that give the member:
+                often ``id``.  If an update changes it, the old member is marked too.  None marks
+                nothing.
+            on: The kinds of change that mark.  A delete marks as well, since the copy must lose the
+                object.
             capture: How changes are captured: ``orm`` or ``trigger``.
 
         Raises:
-            DeclarationError: The channel is not an Ick of this pipeline, the class is not mapped, it lacks an attribute
-                of the rule, or a part of the rule does not go with another.
+            DeclarationError: The channel is not an Ick of this pipeline, the class is not mapped,
+                it lacks an attribute of the rule, or a part of the rule does not go with another.
         """
         if not isinstance(to, Ick):
             raise DeclarationError(
-                f"marks_dirty of {model.__name__}: channel {getattr(to, 'name', to)!r} is not an Ick; "
-                "declare it as Ick(…), or stage records with pipeline.stages(…)"
+                f"marks_dirty of {model.__name__}: channel {getattr(to, 'name', to)!r} is not an "
+                "Ick; declare it as Ick(…), or stage records with pipeline.stages(…)"
             )
         return self.stages(model, to=to, on=on, key=key, data=(), capture=capture)
 
@@ -287,8 +292,8 @@ class Pipeline:
         1000 records by default, or 500 members of an Ick.
 
         Raises:
-            DeclarationError: The channel is not of this pipeline, another consumer has the name, or reads the same Ick;
-                or the handler cannot be called as it would have to be.
+            DeclarationError: The channel is not of this pipeline, another consumer has the name, or
+                reads the same Ick; or the handler cannot be called as it would have to be.
         """
         if isinstance(reads, LogChannel) and not dataframe:
             payload = payload or reads.payload
@@ -329,14 +334,15 @@ class Pipeline:
             @pipeline.worker(reads=receipts, concurrency=8)
             def send_receipt(session, job): ...
 
-        The session's transaction begins with the handler's first statement, and is committed together with the fact that
-        the job is done.  A job whose handler has taken effect once is never handled again.  The worker is named
-        as its function, unless ``name`` says otherwise.  With ``every=``, it also gets a job without a payload at each of these
-        times, of a schedule with its name: see ``every``, which has more options.
+        The session's transaction begins with the handler's first statement, and is committed
+        together with the fact that the job is done.  A job whose handler has taken effect once is
+        never handled again.  The worker is named as its function, unless ``name`` says otherwise.
+        With ``every=``, it also gets a job without a payload at each of these times, of a schedule
+        with its name: see ``every``, which has more options.
 
         Raises:
-            DeclarationError: The channel is no queue of this pipeline, another worker has the name, or reads the same queue;
-                or the handler cannot be called as it would have to be.
+            DeclarationError: The channel is no queue of this pipeline, another worker has the name,
+                or reads the same queue; or the handler cannot be called as it would have to be.
         """
 
         def declare(handler: Handler) -> DeclaredWorker[Any, Any, Any]:
@@ -365,19 +371,23 @@ class Pipeline:
 
             pipeline.every("17 3 * * *", to=receipts, name="nightly", timezone="Europe/Berlin")
 
-        The worker's job has the action ``scheduled``, the schedule's name as its object, and the time that it stands for as
-        ``job.headers["slot"]``.
+        The worker's job has the action ``scheduled``, the schedule's name as its object, and the
+        time that it stands for as ``job.headers["slot"]``.
 
         Args:
-            every: A cron expression of five fields; or an interval: seconds, a ``timedelta``, or a text such as ``"10m"``.
+            every: A cron expression of five fields; or an interval: seconds, a ``timedelta``, or a
+                text such as ``"10m"``.
             to: The queue that its jobs go to.
-            name: Its name, unique in the schema.  One that keeps its name goes on where it was after a deploy.
+            name: Its name, unique in the schema.  One that keeps its name goes on where it was
+                after a deploy.
             data: The payload of each job.
-            **options: ``timezone`` of a cron expression, ``catch_up`` (``skip``, ``one`` or ``all``), and of its jobs the
-                ``tenant``, by default the schedule's name, ``key``, ``unique``, ``priority``, and the time until the ``deadline``.
+            **options: ``timezone`` of a cron expression, ``catch_up`` (``skip``, ``one`` or
+                ``all``), and of its jobs the ``tenant``, by default the schedule's name, ``key``,
+                ``unique``, ``priority``, and the time until the ``deadline``.
 
         Raises:
-            DeclarationError: A value is invalid, the queue is not this pipeline's, or the name is taken.
+            DeclarationError: A value is invalid, the queue is not this pipeline's, or the name is
+                taken.
         """
         spec = ScheduleSpec(name, to, every, data=data, **options)
         self._own(to, f"schedule {name}")
@@ -392,17 +402,21 @@ class Pipeline:
         return dict(self._schedules)
 
     def around(self, middleware: MiddlewareFunction, *, asynchronous: Middleware | None = None) -> MiddlewareFunction:
-        """Has a function called around every handler of consumers and workers: for tenancy, logging context, feature flags.
+        """Has a function called around every handler of consumers and workers.
 
-        It calls ``call(session, items)`` once, in the handler's transaction and context, and returns what that returns; ``items``
-        is what the handler gets: records, a record, members, a job or a DataFrame.  The first one declared is the outermost.
+        For tenancy, logging context, feature flags.  It calls ``call(session, items)`` once, in the
+        handler's transaction and context, and returns what that returns; ``items`` is what the
+        handler gets: records, a record, members, a job or a DataFrame.  The first one declared is
+        the outermost.
 
         Args:
-            middleware: A plain function; an ``async def`` handler's gets the plain session.  Or ``async def``, if all handlers are.
+            middleware: A plain function; an ``async def`` handler's gets the plain session.  Or
+                ``async def``, if all handlers are.
             asynchronous: One that is ``async def``, to be called instead around handlers that are.
 
         Raises:
-            DeclarationError: It cannot be called with three arguments, or contains ``yield``; or it is ``async def``, and a handler is not.
+            DeclarationError: It cannot be called with three arguments, or contains ``yield``; or it
+                is ``async def``, and a handler is not.
         """
         around = Around(middleware, asynchronous)
         for spec in self._consumers.values():
@@ -420,8 +434,9 @@ class Pipeline:
             for other in self._consumers.values():
                 if other.channel == spec.channel:
                     raise DeclarationError(
-                        f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, and what it has done is off "
-                        f"the {spec.channel.kind}; declare another one, and stage or mark to both"
+                        f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, "
+                        f"and what it has done is off the {spec.channel.kind}; declare another "
+                        "one, and stage or mark to both"
                     )
         for around in self._around:
             around.check(spec.whose, spec.handler)
@@ -440,7 +455,9 @@ class Pipeline:
         tolerance: Mapping[str, float] | None = None,
         name: str | None = None,
     ) -> Callable[[Canonical], Canonical]:
-        """Declares that the decorated function defines what a consumer should hold: see ``ReconciliationSpec``.
+        """Declares that the decorated function defines what a consumer should hold.
+
+        See ``ReconciliationSpec``.
 
         Args:
             of: The consumer: its handler, or its name.
@@ -451,7 +468,8 @@ class Pipeline:
             name: What commands call it; by default the consumer's name.
 
         Raises:
-            DeclarationError: There is no such consumer, the table cannot be understood, or the name is taken.
+            DeclarationError: There is no such consumer, the table cannot be understood, or the name
+                is taken.
         """
 
         def declare(canonical: Canonical) -> Canonical:
@@ -477,7 +495,8 @@ class Pipeline:
             if consumer.handler == handler:
                 return consumer
         raise DeclarationError(
-            f"{getattr(handler, '__name__', handler)!r} is not a consumer of this pipeline; it has {_listed(self._consumers)}"
+            f"{getattr(handler, '__name__', handler)!r} is not a consumer of this pipeline; it "
+            f"has {_listed(self._consumers)}"
         )
 
     def _own(self, channel: Channel, subject: str) -> None:
@@ -489,22 +508,29 @@ class Pipeline:
             )
 
     def observe(self, observer: Observer) -> Observer:
-        """Has a function called with each event of this process: of streamers, workers and their handlers.
+        """Has a function called with each event of this process.
 
-        Also a decorator.  The events are in ``penstock.observer``: of rounds and batches, not of records.
+        Of streamers, workers and their handlers.
+
+        Also a decorator.  The events are in ``penstock.observer``: of rounds and batches, not of
+        records.
 
         Args:
-            observer: Called in the thread of each event.  It must be quick; what it raises is logged.
+            observer: Called in the thread of each event.  It must be quick; what it raises is
+                logged.
         """
         self.observers.add(observer)
         return observer
 
     def on_trouble(self, handler: TroubleHandler) -> TroubleHandler:
-        """Has a function called when an operator is needed: after a halt, dead letters, a stopped shard, a new epoch.
+        """Has a function called when an operator is needed.
 
-        Also a decorator.  A streamer calls it, within seconds, in a thread of its own: after what happened is committed, at least
-        once across restarts, and of dead letters once for all that are new.  What it raises is logged by its class, and it is
-        called again later; while it does not return, nothing else is reported, and records move as ever.
+        After a halt, dead letters, a stopped shard, a new epoch.
+
+        Also a decorator.  A streamer calls it, within seconds, in a thread of its own: after what
+        happened is committed, at least once across restarts, and of dead letters once for all that
+        are new.  What it raises is logged by its class, and it is called again later; while it does
+        not return, nothing else is reported, and records move as ever.
 
         Args:
             handler: Called with a ``penstock.observer.TroubleReport``.
@@ -513,15 +539,19 @@ class Pipeline:
         return handler
 
     def attach(self, target: Any, *, nudge: bool | None = None) -> None:
-        """Attaches the pipeline to sessions: their changes are staged by its rules, and they can call ``stage``.
+        """Attaches the pipeline to sessions.
 
-        A pipeline needs no rules to be attached.  Rules declared later apply too.  Attaching twice has no further effect.
+        Their changes are staged by its rules, and they can call ``stage``.
+
+        A pipeline needs no rules to be attached.  Rules declared later apply too.  Attaching twice
+        has no further effect.
 
         Args:
-            target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an async equivalent.
-            nudge: Wake the streamer after a commit that staged records, instead of waiting for its next poll, up to 25 ms:
-                a short transaction more.  By default after the first commit in 50 ms, so a busy process pays nothing; True
-                after each, False never.
+            target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an
+                async equivalent.
+            nudge: Wake the streamer after a commit that staged records, instead of waiting for its
+                next poll, up to 25 ms: a short transaction more.  By default after the first commit
+                in 50 ms, so a busy process pays nothing; True after each, False never.
 
         Raises:
             DeclarationError: ``target`` is of another type.
@@ -542,7 +572,8 @@ def load_pipeline(app: str) -> Pipeline:
     """Imports ``module:attribute``, searching the working directory too, and returns the pipeline.
 
     Raises:
-        DeclarationError: The path is malformed, its module cannot be imported, or it names no pipeline.
+        DeclarationError: The path is malformed, its module cannot be imported, or it names no
+            pipeline.
     """
     name, separator, attribute = app.partition(":")
     if not (name and separator and attribute):
@@ -562,7 +593,8 @@ def load_pipeline(app: str) -> Pipeline:
     if not isinstance(target, Pipeline):
         has = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
         raise DeclarationError(
-            f"--app {app}: {attribute} of {name} is {'missing' if target is None else f'a {type(target).__name__}'}, "
-            f"not a Pipeline; the module has {', '.join(has) or 'none'}"
+            f"--app {app}: {attribute} of {name} is "
+            f"{'missing' if target is None else f'a {type(target).__name__}'}, not a Pipeline; "
+            f"the module has {', '.join(has) or 'none'}"
         )
     return target

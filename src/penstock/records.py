@@ -1,7 +1,7 @@
 """The values that the parts of the pipeline pass to each other.
 
-A ``Record`` is what a consumer reads: a staged record with its offset in the log.  Payloads stay text from the staged row
-to the consumer; nothing on the way parses them.
+A ``Record`` is what a consumer reads: a staged record with its offset in the log.  Payloads stay
+text from the staged row to the consumer; nothing on the way parses them.
 """
 
 import builtins
@@ -61,7 +61,8 @@ class Scope:
     """The home of one pipeline: its schema in Postgres and its namespace in Redis."""
 
     schema: str = "penstock"  # the Postgres schema that holds Penstock's tables
-    namespace: str = "penstock"  # first part of every Redis key, so that pipelines can share a Redis
+    # first part of every Redis key, so that pipelines can share a Redis
+    namespace: str = "penstock"
 
     def __post_init__(self) -> None:
         checked_schema(self.schema)
@@ -122,9 +123,9 @@ def _parse_number(text: str) -> int:
 
 
 def parse_places(text: str) -> list[Place]:
-    """Parses places separated by spaces or commas; a record may follow each, as in the texts of errors.
+    """Parses places separated by spaces or commas.
 
-    Raises ``InvalidSetting``.
+    A record may follow each, as in the texts of errors.  Raises ``InvalidSetting``.
     """
     places = [
         Place(ShardName(channel, Shard(_parse_number(shard))), Offset(_parse_number(offset)))
@@ -153,7 +154,10 @@ Moment = datetime | timedelta
 
 
 def to_time(seconds: float) -> datetime | None:
-    """Converts seconds since 1970 to a time; None if that is impossible: others may have written the number."""
+    """Converts seconds since 1970 to a time.
+
+    None if that is impossible: others may have written the number.
+    """
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -161,9 +165,10 @@ def to_time(seconds: float) -> datetime | None:
 
 
 def parse_moment(text: str) -> Moment:
-    """Parses a time in ISO 8601, UTC if it names no zone, or an age: ``90s``, ``15min``, ``2h``, ``3d``.
+    """Parses a time in ISO 8601, UTC if it names no zone, or an age.
 
-    Raises ``InvalidSetting``, also for a time that Postgres cannot store.
+    ``90s``, ``15min``, ``2h``, ``3d``.  Raises ``InvalidSetting``, also for a time that Postgres
+    cannot store.
     """
     try:
         if text[-1:] in "smnhd":  # with the unit of a duration
@@ -172,7 +177,8 @@ def parse_moment(text: str) -> Moment:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidSetting(
-            f"{text!r} is not a time: write it as 2026-11-23T14:05+01:00, without a zone for UTC, or as a number of hours, 2h"
+            f"{text!r} is not a time: write it as 2026-11-23T14:05+01:00, without a zone for UTC, "
+            "or as a number of hours, 2h"
         ) from error
 
 
@@ -232,7 +238,8 @@ class RecordColumns:
     def records(self, start: int, stop: int) -> "Iterator[Record[Any]]":
         """Returns the records ``start`` to ``stop``.
 
-        Each is made when it is reached and none is kept: the garbage collector would walk through all of them.
+        Each is made when it is reached and none is kept: the garbage collector would walk through
+        all of them.
         """
         return map(partial(_view, self), range(start, stop))
 
@@ -242,7 +249,10 @@ class RecordColumns:
         return values
 
     def parse(self, index: int) -> Any:
-        """Returns the payload of a record; from the second call on, parses the following ones with it, in half the time."""
+        """Returns the payload of a record.
+
+        From the second call on, parses the following ones with it, in half the time.
+        """
         if self.parses_together:
             self._parse_from(index)
         elif self.parses_together is None:
@@ -252,7 +262,10 @@ class RecordColumns:
         return self.data[index]
 
     def _parse_from(self, index: int) -> None:
-        """Parses a payload and those after it, up to a parsed one; after a failure, payloads are parsed one by one."""
+        """Parses a payload and those after it, up to a parsed one.
+
+        After a failure, payloads are parsed one by one.
+        """
         unread = [*takewhile(_is_unread, self.data[index : index + MAX_TOGETHER])]
         span = slice(index, index + len(unread))
         try:
@@ -264,7 +277,8 @@ class RecordColumns:
 class Record(Generic[Payload]):
     """A record at its place in the log: immutable, equal to a record of the same values.
 
-    A view of the columns of its entry, which takes a third of the time of an object with its own values.
+    A view of the columns of its entry, which takes a third of the time of an object with its own
+    values.
     """
 
     __slots__ = ("_at", "_columns")
@@ -315,7 +329,7 @@ class Record(Generic[Payload]):
 
     @property
     def key(self) -> str:
-        """Its key: records of one key come in the order in which their transactions took the key's row lock."""
+        """Key: records of one key come in the order in which their transactions locked its row."""
         return self._columns.keys[self._at]
 
     @property
@@ -345,7 +359,10 @@ class Record(Generic[Payload]):
 
     @property
     def data(self) -> Any:
-        """Payload, parsed on first use. Raises ``ValueError`` if it is not JSON or nested too deeply."""
+        """Payload, parsed on first use.
+
+        Raises ``ValueError`` if it is not JSON or nested too deeply.
+        """
         value = self._columns.data[self._at]
         return self._columns.parse(self._at) if value is _UNREAD else value
 
@@ -359,7 +376,10 @@ class Record(Generic[Payload]):
 
     @property
     def payload(self) -> Payload:
-        """Payload in the type of ``payload=…``, validated before the handler is called; without it, ``data``."""
+        """Payload in the type of ``payload=…``, validated before the handler is called.
+
+        Without it, ``data``.
+        """
         payload: Payload = self._columns.payloads[self._at] if has_payload(self) else self.data
         return payload
 
@@ -377,12 +397,13 @@ class Record(Generic[Payload]):
         """Returns the record as a CloudEvents 1.0 event, in its JSON format.
 
         Args:
-            source: Whose events these are, a URI reference such as ``/shop``; with the channel's name behind it, it is the event's
-                ``source``.
+            source: Whose events these are, a URI reference such as ``/shop``; with the channel's
+                name behind it, it is the event's ``source``.
 
         Returns:
-            ``id`` is the record's number, which stays when it is delivered again; ``type`` is object and action, as
-            ``rides.insert``; ``subject`` the key; ``time`` when it was staged; and ``traceparent`` where the record has one.
+            ``id`` is the record's number, which stays when it is delivered again; ``type`` is
+            object and action, as ``rides.insert``; ``subject`` the key; ``time`` when it was
+            staged; and ``traceparent`` where the record has one.
         """
         event: dict[str, Any] = {
             "specversion": "1.0",

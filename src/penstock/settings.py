@@ -7,8 +7,8 @@ A setting is taken from the first of these that has it:
     3. ``[tool.penstock]`` in the ``pyproject.toml`` of the working directory
     4. its default
 
-``read_defaults`` reads 2 and 3; Typer parses and checks the value that was taken.  An empty value is not a missing one but
-an error: a secret that is not set must not choose other servers.
+``read_defaults`` reads 2 and 3; Typer parses and checks the value that was taken.  An empty value
+is not a missing one but an error: a secret that is not set must not choose other servers.
 """
 
 import inspect
@@ -42,7 +42,10 @@ def _parse_text(value: object) -> str:
 
 
 def duration(*, most: float = float("inf"), zero: bool = False) -> Callable[[Any], float]:
-    """Returns a parser of durations; its errors do not quote the value, which may be a misplaced secret."""
+    """Returns a parser of durations.
+
+    Its errors do not quote the value, which may be a misplaced secret.
+    """
 
     def parse(text: Any) -> float:
         _parse_text(text)
@@ -78,7 +81,7 @@ _DESCRIBED = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def read_helps(documented: object) -> tuple[str, dict[str, str]]:
-    """Returns the summary of a docstring, and the help of each of its ``Args`` or ``Attributes``."""
+    """Returns the summary of a docstring, and the help of its ``Args`` or ``Attributes``."""
     sentence, _, described = (inspect.getdoc(documented) or "").partition("\n\nA")
     return sentence, {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(described)}
 
@@ -89,28 +92,32 @@ class Settings:
 
     Attributes:
         app: The application's pipeline, as module:attribute; the working directory is searched too.
-        database_url: The primary Postgres: postgresql://user:password@host/database. Without both URLs, a command at a terminal, or
-            with data_directory, uses an embedded Postgres and Valkey.
-        redis_url: The Redis or Valkey that holds the log: redis://, redis+cluster:// or redis+sentinel://, with TLS rediss…, or
-            unix://.
-        sources: For consumers that read a log from several sources: the Postgres of each, by the source's name. In the environment
-            a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one; in pyproject.toml a table.
-        data_directory: Directory of the embedded servers, which are used without URLs; by default .penstock, at a terminal or in
-            the demo.
-        engine: Execution engine: Spark, or a single Python process; in the demo also stealing, where requests do the work. With
-            auto, run takes Spark if it is installed; verify, reconcile and consume only for DataFrames, Parquet, --master or
-            --conf.
+        database_url: The primary Postgres: postgresql://user:password@host/database. Without both
+            URLs, a command at a terminal, or with data_directory, uses an embedded Postgres and
+            Valkey.
+        redis_url: The Redis or Valkey that holds the log: redis://, redis+cluster:// or
+            redis+sentinel://, with TLS rediss…, or unix://.
+        sources: For consumers that read a log from several sources: the Postgres of each, by the
+            source's name. In the environment a JSON object, or PENSTOCK_SOURCES__EU=postgresql://…
+            for one; in pyproject.toml a table.
+        data_directory: Directory of the embedded servers, which are used without URLs; by default
+            .penstock, at a terminal or in the demo.
+        engine: Execution engine: Spark, or a single Python process; in the demo also stealing,
+            where requests do the work. With auto, run takes Spark if it is installed; verify,
+            reconcile and consume only for DataFrames, Parquet, --master or --conf.
         idle: Maximum pause after a round without records.
         prepare: Use prepared statements. Behind a pooler none are used.
-        share: Share of the shards that this streamer publishes beside others, such as 1/2; the first also sequences. By default
-            all.
-        listen: Address at which this process serves /livez, /readyz and, with penstock-outbox[prometheus], /metrics
-            over HTTP; a port alone is for this machine. By default none.
+        share: Share of the shards that this streamer publishes beside others, such as 1/2; the
+            first also sequences. By default all.
+        listen: Address at which this process serves /livez, /readyz and, with
+            penstock-outbox[prometheus], /metrics over HTTP; a port alone is for this machine. By
+            default none.
         concurrency: Jobs at a time for each worker of a queue; by default as the worker declares.
         master: Spark's master URL; by default local, with as many threads as needed.
         conf: Spark configuration, each as name=value; in the environment a JSON list.
         epoch_length: Time that a Spark task runs before it reports and is scheduled again.
-        log_format: Format of the log on stderr; auto is console on a terminal, JSON lines otherwise.
+        log_format: Format of the log on stderr; auto is console on a terminal, JSON lines
+            otherwise.
         log_level: Lowest level that is logged; with debug, an error shows its traceback.
     """
 
@@ -156,7 +163,8 @@ def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
     hints = get_type_hints(Settings, include_extras=True)
     defaults = {setting.name: [] if setting.default is MISSING else setting.default for setting in fields(Settings)}
     kind, (_, helps) = inspect.Parameter.KEYWORD_ONLY, read_helps(Settings)
-    for name in names:  # the default, not what the environment has in its place: that may be a secret
+    # the default, not what the environment has in its place: that may be a secret
+    for name in names:
         hints[name].__metadata__[0].help = helps.get(name)
         hints[name].__metadata__[0].show_default = False if defaults[name] in (None, []) else str(defaults[name])
     return [inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name]) for name in names]
@@ -173,13 +181,15 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
         configured: dict[str, Any] = tomllib.loads(text).get("tool", {}).get("penstock", {})
         values = configured | _read_environment()
         values["sources"] = [f"{name}={url}" for name, url in _read_sources(configured).items()]
-    except (ValueError, OSError, AttributeError, TypeError) as error:  # no TOML or JSON, or another type
+    # no TOML or JSON, or another type
+    except (ValueError, OSError, AttributeError, TypeError) as error:
         raise InvalidSetting(f"the settings cannot be read: {type(error).__name__} in {file} or in {PREFIX}…") from None
     options = {parameter.name: parameter.annotation.__metadata__[0] for parameter in make_parameters(NAMES)}
     for name, value in values.items():
         if name not in options:
             raise InvalidSetting(f"{name}: [tool.penstock] of {file} has no such setting")
-        if isinstance(value, str) and not (value.strip() or options[name].metavar):  # an empty text would be false
+        # an empty text would be false
+        if isinstance(value, str) and not (value.strip() or options[name].metavar):
             raise InvalidSetting(f"{name}: {_EMPTY}")
         if isinstance(value, dict) or isinstance(value, list) != (name in {"conf", "sources"}):
             raise InvalidSetting(f"{name}: a value of another type is wanted, in {file} or in {PREFIX}…")
@@ -187,7 +197,10 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
-    """Reads the settings from the environment; keeps an empty one, which is an error if it is used."""
+    """Reads the settings from the environment.
+
+    Keeps an empty one, which is an error if it is used.
+    """
     values: dict[str, Any] = {name: os.environ.get(PREFIX + name.upper()) for name in NAMES if name != "sources"}
     if values["conf"] is not None:
         values["conf"] = json.loads(values["conf"]) if values["conf"].strip() else [""]

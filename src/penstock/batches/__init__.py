@@ -1,1 +1,4 @@
-"""Batches of consecutive records, in columns: as Postgres writes them, a log keeps them, and a consumer reads them."""
+"""Batches of consecutive records, in columns.
+
+As Postgres writes them, a log keeps them, and a consumer reads them.
+"""

@@ -1,6 +1,7 @@
 """Consecutive records as columns of text, a line each.
 
-    ids        how far the record's id is beyond consecutive ids: its id, less the first record's, less its place
+    ids        how far the record's id is beyond consecutive ids: its id, less the first record's,
+               less its place
     keys       a JSON string; null for a record that is gone
     actions    a JSON string
     objects    a JSON string
@@ -8,12 +9,13 @@
     headers    the headers, likewise; empty if there are none
     times      microseconds since the first record was staged
 
-A column of equal lines may be written as one line.  Postgres writes the columns (``unpublished`` and
-``sequence_committed``), so a worker passes on a batch without a step for each record; numbers are differences because
-most of them are then 0.
+A column of equal lines may be written as one line.  Postgres writes the columns (``unpublished``
+and ``sequence_committed``), so a worker passes on a batch without a step for each record; numbers
+are differences because most of them are then 0.
 
-Columns may be compressed: a choice of the channel, named in every entry.  Measured on payloads of 170 bytes, 500 a batch: zstd
-takes 0.26 µs a record and leaves 23 %, and reads it back in 0.09 µs; zlib takes 1.0 µs, leaves 28 %, and reads it back in 0.32 µs.
+Columns may be compressed: a choice of the channel, named in every entry.  Measured on payloads of
+170 bytes, 500 a batch: zstd takes 0.26 µs a record and leaves 23 %, and reads it back in 0.09 µs;
+zlib takes 1.0 µs, leaves 28 %, and reads it back in 0.32 µs.
 """
 
 import json
@@ -45,7 +47,11 @@ class DamagedFrame(ValueError):
 
 def compress(codec: Codec, text: bytes) -> bytes:
     """Compresses a text.  Raises ``CodecMissing``."""
-    return text if codec == "none" else _zstd().ZstdCompressor(level=1, write_checksum=True).compress(text)
+    return (
+        text
+        if codec == "none"
+        else _zstd().ZstdCompressor(level=1, write_checksum=True).compress(text)
+    )
 
 
 def is_installed(codec: Codec) -> bool:
@@ -60,7 +66,8 @@ def is_installed(codec: Codec) -> bool:
 def size(codec: Codec, stored: bytes) -> int:
     """Returns the decompressed size, in bytes.
 
-    Raises ``CodecMissing``, or ``DamagedFrame`` if the frame names no size or more than ``MAX_BYTES``.
+    Raises ``CodecMissing``, or ``DamagedFrame`` if the frame names no size or more than
+    ``MAX_BYTES``.
     """
     if codec == "none":
         return len(stored)
@@ -92,7 +99,8 @@ def _zstd() -> Any:
         import zstandard  # noqa: PLC0415  only where a channel compresses
     except ImportError as error:
         raise CodecMissing(
-            "a channel with compression='zstd' needs the library zstandard. Install it: pip install 'penstock-outbox[zstd]'"
+            "a channel with compression='zstd' needs the library zstandard. Install it: pip "
+            "install 'penstock-outbox[zstd]'"
         ) from error
     return zstandard
 
@@ -100,8 +108,10 @@ def _zstd() -> Any:
 _Value = TypeVar("_Value")
 
 COLUMNS = ("ids", "keys", "actions", "objects", "data", "headers", "times")
-"""The columns, in the order in which they are written.  Not the names of a plain entry's fields: who knows only those takes
-a batch for a record."""
+"""The columns, in the order in which they are written.
+
+Their names differ from the fields of a plain entry, so that no reader takes a batch for a record.
+"""
 
 
 _NUMBER = 20
@@ -112,13 +122,17 @@ _MAX_LINES: dict[str, int] = {
     "objects": 6 * MAX_LABEL_CHARACTERS + 2,
     "times": _NUMBER,
 }
-"""Longest line of a column, in bytes, where there is such a limit: damage must not fill the memory of its readers.
+"""Longest line of a column, in bytes, if limited: damage must not fill the memory of readers.
 
-Records that are older than the limits may be longer, which is noticed only of columns that are larger than ``_MAX_TOGETHER``.
+Records that are older than the limits may be longer, which is noticed only of columns that are
+larger than ``_MAX_TOGETHER``.
 """
 
 _MAX_TOGETHER = 1024 * 1024
-"""Size up to which the strings of a column are parsed in one call: damaged ones take twenty times their size."""
+"""Size up to which the strings of a column are parsed in one call.
+
+Damaged ones take twenty times their size.
+"""
 
 _STRING_OR_NULL = {str, type(None)}
 
@@ -141,7 +155,10 @@ class Columns:
 
     @classmethod
     def pack(cls, rows: Sequence[Sequence[Any]]) -> "Columns":
-        """Packs rows of id, key, action, object, data, headers and time into columns; at least one row."""
+        """Packs rows of id, key, action, object, data, headers and time into columns.
+
+        At least one row.
+        """
         return cls.of_values([*zip(*rows, strict=True)])
 
     @classmethod
@@ -164,7 +181,9 @@ class Columns:
         return cls.of_lines(len(ids), first_id, first_us, [text.encode() for text in texts])
 
     @classmethod
-    def of_lines(cls, count: int, first_id: RecordId, first_us: int, lines: Sequence[bytes]) -> "Columns":
+    def of_lines(
+        cls, count: int, first_id: RecordId, first_us: int, lines: Sequence[bytes]
+    ) -> "Columns":
         """Columns of a line for each record, as Postgres writes them; equal lines become one."""
         id_, *_, ts = lines
         last_id = first_id + count - 1 + int(id_[id_.rfind(b"\n") + 1 :])
@@ -173,7 +192,10 @@ class Columns:
         return cls(count, first_id, first_us, RecordId(last_id), last_us, texts)
 
     def compressed(self, codec: Codec) -> "Columns":
-        """Returns the columns compressed, unless one exceeds the limit of ``decompress``.  Raises ``CodecMissing``."""
+        """Returns the columns compressed, unless one exceeds the limit of ``decompress``.
+
+        Raises ``CodecMissing``.
+        """
         if codec == self.codec or (codec != "none" and max(map(len, self.texts)) > MAX_BYTES):
             return self
         texts = [compress(codec, self._text(column)) for column in range(len(COLUMNS))]
@@ -184,7 +206,9 @@ class Columns:
         """Ids of the records."""
         beyond = self._numbers(0)
         consecutive = range(self.first_id, self.first_id + self.count)
-        return cast("list[RecordId]", [*(map(add, consecutive, beyond) if any(beyond) else consecutive)])
+        return cast(
+            "list[RecordId]", [*(map(add, consecutive, beyond) if any(beyond) else consecutive)]
+        )
 
     @cached_property
     def keys(self) -> list[str]:
@@ -217,22 +241,37 @@ class Columns:
         first = self.first_us
         return [first + delta for delta in self._numbers(6)]
 
-    def values(self) -> tuple[list[RecordId], list[str], list[str], list[str], list[str], list[str], list[int]]:
+    def values(
+        self,
+    ) -> tuple[list[RecordId], list[str], list[str], list[str], list[str], list[str], list[int]]:
         """Returns the values of the records, in the order of ``COLUMNS``."""
-        return self.ids, self.keys, self.actions, self.objects, self.data_json, self.headers_json, self.staged_us
+        return (
+            self.ids,
+            self.keys,
+            self.actions,
+            self.objects,
+            self.data_json,
+            self.headers_json,
+            self.staged_us,
+        )
 
     def rows(self) -> Iterable[tuple[RecordId, str, str, str, str, str, int]]:
         """Returns the values, record by record."""
         return zip(*self.values(), strict=True)
 
     def opened(self) -> "Columns":
-        """Returns the columns decompressed; checks only their sizes.  Raises ``DamagedColumns`` or ``CodecMissing``."""
+        """Returns the columns decompressed; checks only their sizes.
+
+        Raises ``DamagedColumns`` or ``CodecMissing``.
+        """
         self._check_sizes()
         return self.compressed("none")
 
     def _check_sizes(self) -> None:
         for column, name in enumerate(COLUMNS):
-            if name in _MAX_LINES and self._size(column) > max(self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER):
+            if name in _MAX_LINES and self._size(column) > max(
+                self.count * (_MAX_LINES[name] + 1), _MAX_TOGETHER
+            ):
                 raise _damaged(column)
 
     def check(self) -> None:
@@ -246,9 +285,14 @@ class Columns:
         boundaries = ids[0], times[0], ids[-1], times[-1]
         if boundaries != (self.first_id, self.first_us, self.last_id, self.last_us):
             raise DamagedColumns("its columns hold other records than it says")
-        if any(not all(column) and None in column for column in (self.keys, self.actions, self.objects)):
+        if any(
+            not all(column) and None in column for column in (self.keys, self.actions, self.objects)
+        ):
             raise DamagedColumns("one of its records is gone")
-        if not (0 <= min(ids) <= max(ids) <= MAX_NUMBER and -MAX_NUMBER <= min(times) <= max(times) <= MAX_NUMBER):
+        if not (
+            0 <= min(ids) <= max(ids) <= MAX_NUMBER
+            and -MAX_NUMBER <= min(times) <= max(times) <= MAX_NUMBER
+        ):
             raise DamagedColumns("a number of it is too large")
 
     @cached_property
@@ -339,7 +383,10 @@ def _write(values: Sequence[int | str | None]) -> str:
 
 
 def _join(texts: Sequence[str]) -> str:
-    """Returns one line for each JSON text; line breaks, which are white space there, become spaces."""
+    """Returns one line for each JSON text.
+
+    Line breaks, which are white space there, become spaces.
+    """
     lines = "\n".join(texts)
     if lines.count("\n") < len(texts):
         return lines

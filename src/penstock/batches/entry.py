@@ -24,7 +24,10 @@ FIELDS: list[bytes] = [b"first", b"from", b"to", b"codec", *(name.encode() for n
 """The names of an entry's fields, in their order."""
 
 MAX_RECORDS = 10_000
-"""Most records of an entry, which one call of ``LogWriter.append`` may write; a streamer writes 1,000."""
+"""Most records of an entry, which one call of ``LogWriter.append`` may write.
+
+A streamer writes 1,000.
+"""
 
 _COLUMNS_FROM = FIELDS.index(b"codec") + 1
 
@@ -47,16 +50,19 @@ class Entry:
         previous: Offset = BEGINNING,
         check: bool = True,
     ) -> "Entry":
-        """Parses the entry with the values of ``FIELDS``; ``previous`` is the offset before its first record.
+        """Parses the entry with the values of ``FIELDS``.
 
-        Reads all columns, so that damage is found here and not in a handler; without ``check``, only opens them.
-        Raises ``DamagedColumns``, also if it begins at ``previous`` or before; or ``CodecMissing``.
+        ``previous`` is the offset before its first record.  Reads all columns, so that damage is
+        found here and not in a handler; without ``check``, only opens them.  Raises
+        ``DamagedColumns``, also if it begins at ``previous`` or before; or ``CodecMissing``.
         """
         first = cls.parse_first(last, values)
         first_id, first_us = _parse_identity(values[1])
         last_id, last_us = cls.parse_last(values)
         if first <= previous:
-            raise DamagedColumns(f"it begins at offset {first}, and the one before ends at {previous}")
+            raise DamagedColumns(
+                f"it begins at offset {first}, and the one before ends at {previous}"
+            )
         codec = next((name for name in CODECS if name.encode() == values[3]), None)
         if codec is None:
             raise DamagedColumns("its codec is unknown to this release")
@@ -111,7 +117,9 @@ class Entry:
     @cached_property
     def view(self) -> RecordColumns:
         """Values of its records, by column.  Raises ``DamagedColumns``."""
-        return RecordColumns(self.shard.channel, self.shard.shard, self.offsets, *self.columns.values())
+        return RecordColumns(
+            self.shard.channel, self.shard.shard, self.offsets, *self.columns.values()
+        )
 
     @property
     def records(self) -> list[Record]:

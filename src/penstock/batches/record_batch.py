@@ -62,10 +62,12 @@ class _Part:
 
 
 class Records(Sequence[Record[Payload]]):
-    """The records that a handler is called with, and their columns: of a shard, or of several one after the other.
+    """The records that a handler is called with, and their columns.
 
-    A sequence, immutable and sliced without copying.  A record of the log is made when it is asked for, anew each time, and
-    what is parsed of it stays parsed; columns are there without records.
+    Of a shard, or of several one after the other.
+
+    A sequence, immutable and sliced without copying.  A record of the log is made when it is asked
+    for, anew each time, and what is parsed of it stays parsed; columns are there without records.
     """
 
     def __init__(self, parts: Sequence[_Part] = ()) -> None:
@@ -160,7 +162,9 @@ class Records(Sequence[Record[Payload]]):
 
     @property
     def data(self) -> list[Any]:
-        """Payloads, parsed in one call and anew each time: half the time of ``record.data`` one by one.
+        """Payloads, parsed in one call and anew each time.
+
+        Half the time of ``record.data`` one by one.
 
         Raises:
             ValueError: One of them is not JSON, or cannot be read.

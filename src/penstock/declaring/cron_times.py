@@ -3,8 +3,10 @@
 The fields match local times, found without a time zone, within fifty years.
 Their times in UTC depend on the hours of the expression:
 
-- all hours: every time that the clocks show, so ``*/10 * * * *`` goes on every ten minutes while they go back
-- some hours: each local time once: the first if it exists twice; if the clocks skip it, the moment of the skip
+- all hours: every time that the clocks show, so ``*/10 * * * *`` goes on every ten minutes while
+  they go back
+- some hours: each local time once: the first if it exists twice; if the clocks skip it, the moment
+  of the skip
 """
 
 from collections.abc import Iterator
@@ -36,16 +38,23 @@ def check_cron(expression: str, zone: tzinfo) -> str | None:
 
 
 def cron_times(expression: str, zone: tzinfo, start: datetime) -> Iterator[datetime]:
-    """Yields the times after ``start`` in UTC, in order and without end; none if there is none in fifty years."""
+    """Yields the times after ``start`` in UTC, in order and without end.
+
+    None if there is none in fifty years.
+    """
     from cronsim import CronSim  # noqa: PLC0415  as above
 
     local = start.astimezone(zone)
     second, first = local.replace(fold=1), local.replace(fold=0)
-    repeated = second.astimezone(UTC) - first.astimezone(UTC)  # the hour that the clocks show twice; or nothing
+    repeated = second.astimezone(UTC) - first.astimezone(
+        UTC
+    )  # the hour that the clocks show twice; or nothing
     begin = local.replace(tzinfo=None) - repeated
     moments: Iterator[datetime]
     if CronSim(expression, begin).hours == HOURS:
-        moments = merge(*(_shown_times(CronSim(expression, begin), zone, again) for again in (0, 1)))
+        moments = merge(
+            *(_shown_times(CronSim(expression, begin), zone, again) for again in (0, 1))
+        )
     else:
         moments = _first_times(CronSim(expression, begin), zone)
     last = start
@@ -56,9 +65,9 @@ def cron_times(expression: str, zone: tzinfo, start: datetime) -> Iterator[datet
 
 
 def _shown_times(times: Iterator[datetime], zone: tzinfo, again: int) -> Iterator[datetime]:
-    """Yields the moments at which the clocks show local times: the first, or with ``again`` the last.
+    """Yields the moments at which the clocks show local times.
 
-    Local times that the clocks skip are left out.
+    The first, or with ``again`` the last.  Local times that the clocks skip are left out.
     """
     for local in times:
         moment = local.replace(tzinfo=zone, fold=again).astimezone(UTC)
@@ -67,7 +76,10 @@ def _shown_times(times: Iterator[datetime], zone: tzinfo, again: int) -> Iterato
 
 
 def _first_times(times: Iterator[datetime], zone: tzinfo) -> Iterator[datetime]:
-    """Yields the moments at which the clocks first show local times; a skipped one is the moment of the skip."""
+    """Yields the moments at which the clocks first show local times.
+
+    A skipped one is the moment of the skip.
+    """
     for local in times:
         moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
         yield moment if _local_time(moment, zone) == local else _find_change(local, zone)

@@ -1,4 +1,7 @@
-"""An application's declarations: channels, staging rules, consumers.  Frozen values; nothing here does I/O."""
+"""An application's declarations: channels, staging rules, consumers.
+
+Frozen values; nothing here does I/O.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +11,14 @@ from typing import Any, Literal, cast, get_args
 from typing_extensions import override
 
 from penstock.declaring.handlers import Handler, Isolation, Trace, check_handler, is_async
-from penstock.declaring.kinds import Channel, Seconds, check_payload, checked_consumer, checked_name, is_number
+from penstock.declaring.kinds import (
+    Channel,
+    Seconds,
+    check_payload,
+    checked_consumer,
+    checked_name,
+    is_number,
+)
 from penstock.errors import DeclarationError
 
 Capture = Literal["orm", "trigger"]
@@ -36,7 +46,10 @@ MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
 """Limits of a lease of a queue, in seconds."""
 
 MEMBERS_A_BATCH = 500
-"""Most members that a consumer of an Ick holds at once, by default: a script call for so many takes a millisecond or two."""
+"""Most members that a consumer of an Ick holds at once, by default.
+
+A script call for so many takes a millisecond or two.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,19 +60,23 @@ class StagingRule:
         model: The mapped class; subclasses that are mapped are included.
         channel: Where the records go.
         on: The kinds of change that are staged.
-        key: Attribute name, several names, or function of the object: records of one key keep their order.  Several
-            values make one key, a JSON array: ``[7, "north"]``.  An update that changes the key of a log's records is
-            staged as a delete of the old row and an insert of the new one.
-        data: Names of attributes, or a function of the object that gives the payload; None takes **every column** except
-            those marked with ``info={"secret": True}``.
-        when: Function of the object; a change of an object for which it is false is not staged.  With
-            ``capture="trigger"`` a condition in SQL over the columns.
+        key: Attribute name, several names, or function of the object: records of one key keep their
+            order.  Several values make one key, a JSON array: ``[7, "north"]``.  An update that
+            changes the key of a log's records is staged as a delete of the old row and an insert of
+            the new one.
+        data: Names of attributes, or a function of the object that gives the payload; None takes
+            **every column** except those marked with ``info={"secret": True}``.
+        when: Function of the object; a change of an object for which it is false is not staged.
+            With ``capture="trigger"`` a condition in SQL over the columns.
         object: What the records call it; by default the name of the table.
-        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers, installed by ``penstock init``, that see
-            every writer; the hooks then leave the class alone, and ``key`` and ``data`` are names of attributes.
-        headers: Metadata beside the payload: a dict for all records of the rule, or a function of the object.
-        tenant: For a queue, and only there: attribute name, several names, or function of the object, that say whose the
-            message is.  ``key`` is optional then: within a tenant, keys take turns.
+        capture: ``orm``: by the session's hooks.  ``trigger``: by triggers, installed by
+            ``penstock init``, that see every writer; the hooks then leave the class alone, and
+            ``key`` and ``data`` are names of attributes.
+        headers: Metadata beside the payload: a dict for all records of the rule, or a function of
+            the object.
+        tenant: For a queue, and only there: attribute name, several names, or function of the
+            object, that say whose the message is.  ``key`` is optional then: within a tenant, keys
+            take turns.
     """
 
     model: type[Any]
@@ -105,7 +122,9 @@ class StagingRule:
                 'say whose a message is, for example tenant="account_id"'
             )
         if not is_queue and self.tenant is not None:
-            raise self._error(f"tenant is for queues, and channel {channel.name} is a {channel.kind}")
+            raise self._error(
+                f"tenant is for queues, and channel {channel.name} is a {channel.kind}"
+            )
         if not is_queue and self.key is None:
             raise self._error('key is missing; name what keeps its order, for example key="id"')
 
@@ -124,7 +143,8 @@ class StagingRule:
             raise self._error(f"capture={self.capture!r}; it takes 'orm' or 'trigger'")
         if self.capture == "orm" and isinstance(self.when, str):
             raise self._error(
-                "when is SQL text, which only triggers understand; give a function of the object, or capture='trigger'"
+                "when is SQL text, which only triggers understand; give a function of the object, "
+                "or capture='trigger'"
             )
         functions = (self.key, self.tenant, self.data, self.when, self.headers)
         if self.capture == "trigger" and any(map(callable, functions)):
@@ -141,31 +161,39 @@ class ConsumerSpec:
     Attributes:
         name: Name of the consumer; its checkpoints are kept under it.
         channel: What it reads.
-        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``; ``async def`` handlers get an
-            ``AsyncSession``.  The records are of one shard, or of several if these have few: each shard's in its order.
-            The handler of an Ick gets members, each a ``str``, instead of records.
+        handler: ``handler(session, records)``, or ``handler(session, record)`` if ``each``;
+            ``async def`` handlers get an ``AsyncSession``.  The records are of one shard, or of
+            several if these have few: each shard's in its order.  The handler of an Ick gets
+            members, each a ``str``, instead of records.
         each: One record a call instead of a batch.
-        dataframe: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of records.  It runs on the
-            Spark engine only.
-        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that ``record.payload`` is to be; a record that
-            does not fit is dead-lettered.  None leaves the payload as parsed JSON.
+        dataframe: The handler is set-based: ``handler(session, frame)`` gets a Spark DataFrame of
+            records.  It runs on the Spark engine only.
+        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that ``record.payload`` is
+            to be; a record that does not fit is dead-lettered.  None leaves the payload as parsed
+            JSON.
         batch: Most records a transaction; a DataFrame has up to 100,000.
-        start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the ``latest``.
-        attempts: Attempts before a failing batch is bisected, and before a single failing record is dead-lettered.
-            A batch of several shards that fails is first retried shard by shard.
-        on_poison: What happens to a record that fails alone: it is dead-lettered (``dead_letter``), or the shard stops
-            (``halt``).
-        halt_after: After so many dead letters with nothing applied between them, the consumer halts: every record
-            failing is a bad deploy, and dead-lettering them all would help nobody.
-        park_key: With ``dead_letter``: later records of the same key are dead-lettered too, until the first one is retried or
-            dropped.  Otherwise they are applied without it, and it is retried afterwards only if that is asked for.
-        isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that update one row from the
-            value they read lose one of the updates: choose it for handlers whose SQL computes the new value itself.
-        idle_timeout: Longest time that the handler may go without a statement on its session, computing or
-            waiting for a service.  Then Postgres ends the transaction, and other processes take the shards over; a batch
-            that fails in this way is bisected like any other.  A suspended process keeps its shards for this long.
-        trace: With OpenTelemetry, how the spans of its handler belong to the spans that staged the records: a span a batch is
-            linked to them (``link``), or each record's span is a child of its own (``child``), which takes ``each``.
+        start: Where a new consumer begins: the ``earliest`` record that is still kept, or after the
+            ``latest``.
+        attempts: Attempts before a failing batch is bisected, and before a single failing record is
+            dead-lettered.  A batch of several shards that fails is first retried shard by shard.
+        on_poison: What happens to a record that fails alone: it is dead-lettered (``dead_letter``),
+            or the shard stops (``halt``).
+        halt_after: After so many dead letters with nothing applied between them, the consumer
+            halts: every record failing is a bad deploy, and dead-lettering them all would help
+            nobody.
+        park_key: With ``dead_letter``: later records of the same key are dead-lettered too, until
+            the first one is retried or dropped.  Otherwise they are applied without it, and it is
+            retried afterwards only if that is asked for.
+        isolation: Isolation level of the transaction.  Under ``READ COMMITTED`` two shards that
+            update one row from the value they read lose one of the updates: choose it for handlers
+            whose SQL computes the new value itself.
+        idle_timeout: Longest time that the handler may go without a statement on its session,
+            computing or waiting for a service.  Then Postgres ends the transaction, and other
+            processes take the shards over; a batch that fails in this way is bisected like any
+            other.  A suspended process keeps its shards for this long.
+        trace: With OpenTelemetry, how the spans of its handler belong to the spans that staged the
+            records: a span a batch is linked to them (``link``), or each record's span is a child
+            of its own (``child``), which takes ``each``.
     """
 
     name: str
@@ -192,12 +220,16 @@ class ConsumerSpec:
             check_payload(self.whose, self.payload)
         for setting in ("batch", "attempts", "halt_after"):
             if not is_number(getattr(self, setting), 1, inf):
-                raise self._error(f"{setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1")
+                raise self._error(
+                    f"{setting} is {getattr(self, setting)!r}; it takes a whole number, at least 1"
+                )
         for setting, choices in (("isolation", get_args(Isolation)), ("trace", get_args(Trace))):
             if (value := getattr(self, setting)) not in choices:
                 raise self._error(f"{setting}={value!r}; it takes {', '.join(choices)}")
         if self.trace == "child" and not self.each:
-            raise self._error('trace="child" takes each=True: the records of a batch are of many traces')
+            raise self._error(
+                'trace="child" takes each=True: the records of a batch are of many traces'
+            )
 
     def _error(self, problem: str) -> DeclarationError:
         return DeclarationError(f"consumer {self.name}: {problem}")
@@ -206,15 +238,19 @@ class ConsumerSpec:
         """Checks that the handler's arguments go with the channel and the other settings."""
         if self.channel.traits.has_jobs:
             raise self._error(
-                f"channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a time: "
-                "pipeline.worker(reads=…)"
+                f"channel {self.channel.name} is a Queue, whose jobs go to a worker, one at a "
+                "time: pipeline.worker(reads=…)"
             )
         if self.each and self.dataframe:
-            raise self._error("each and dataframe exclude each other: a handler gets a record, or a DataFrame")
-        if not self.channel.traits.has_payloads and (self.dataframe or self.park_key or self.payload):
             raise self._error(
-                f"channel {self.channel.name} is an Ick; its members come as a list of str, without "
-                "an order between them: dataframe, park_key and payload are for logs"
+                "each and dataframe exclude each other: a handler gets a record, or a DataFrame"
+            )
+        if not self.channel.traits.has_payloads and (
+            self.dataframe or self.park_key or self.payload
+        ):
+            raise self._error(
+                f"channel {self.channel.name} is an Ick; its members come as a list of str, "
+                "without an order between them: dataframe, park_key and payload are for logs"
             )
         if self.dataframe and (self.payload is not None or self.is_async):
             raise self._error(
@@ -235,19 +271,23 @@ class ConsumerSpec:
 
 @dataclass(frozen=True)
 class WorkerSpec(ConsumerSpec):
-    """A consumer of a queue: ``handler(session, job)`` does one job, in a transaction that records that it is done.
+    """A consumer of a queue: ``handler(session, job)`` does a job in the transaction that ends it.
 
-    Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``, ``halt_after``, ``isolation``,
-    ``idle_timeout`` and ``trace``.
+    Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``,
+    ``halt_after``, ``isolation``, ``idle_timeout`` and ``trace``.
 
     Attributes:
-        attempts: Attempts at a job before it is dead-lettered; those that were snoozed, and those that a server was not
-            there for, do not count.  A process that dies, or a handler that hangs, has made an attempt.
-        concurrency: Jobs that a process works on at the same time: in as many threads, or, if the handler is ``async def``,
-            tasks of one event loop.  Each has a connection to Postgres.
-        lease: Time after which another process gets the jobs of one that died.  While a process lives it extends them.
-        limit: Longest time for one job: after it, others may do the job, and this attempt cannot commit.
-        backoff: Pause after the first failed attempt; doubled by each further one, up to five minutes.
+        attempts: Attempts at a job before it is dead-lettered; those that were snoozed, and those
+            that a server was not there for, do not count.  A process that dies, or a handler that
+            hangs, has made an attempt.
+        concurrency: Jobs that a process works on at the same time: in as many threads, or, if the
+            handler is ``async def``, tasks of one event loop.  Each has a connection to Postgres.
+        lease: Time after which another process gets the jobs of one that died.  While a process
+            lives it extends them.
+        limit: Longest time for one job: after it, others may do the job, and this attempt cannot
+            commit.
+        backoff: Pause after the first failed attempt; doubled by each further one, up to five
+            minutes.
     """
 
     each: bool = True
@@ -261,14 +301,16 @@ class WorkerSpec(ConsumerSpec):
         super().__post_init__()
         if not is_number(self.concurrency, 1, MAX_CONCURRENCY):
             raise DeclarationError(
-                f"{self.whose}: concurrency is {self.concurrency!r}; it takes 1 to {MAX_CONCURRENCY}"
+                f"{self.whose}: concurrency is {self.concurrency!r}; it takes 1 to "
+                f"{MAX_CONCURRENCY}"
             )
 
     @override
     def _check_shape(self) -> None:
         if not self.channel.traits.has_jobs:
             raise DeclarationError(
-                f"worker {self.name}: channel {self.channel.name} is no Queue; declare a consumer: pipeline.consumer(reads=…)"
+                f"worker {self.name}: channel {self.channel.name} is no Queue; declare a "
+                "consumer: pipeline.consumer(reads=…)"
             )
 
 
@@ -283,9 +325,11 @@ class ReconciliationSpec:
         table: The state's table.
         key: Columns that name a row of it; none, if the state is one row.
         columns: Columns that are compared; None compares all that the canonical rows have.
-        tolerance: For columns of numbers: by how much they may differ.  Nothing is tolerated that is not named.
-        canonical: ``canonical(tables)`` gives the rows that the state should hold, out of the application's tables:
-            a query as text or as SQLAlchemy's ``select``, or what ``tables`` gives: on Spark, a DataFrame.
+        tolerance: For columns of numbers: by how much they may differ.  Nothing is tolerated that
+            is not named.
+        canonical: ``canonical(tables)`` gives the rows that the state should hold, out of the
+            application's tables: a query as text or as SQLAlchemy's ``select``, or what ``tables``
+            gives: on Spark, a DataFrame.
     """
 
     name: str
@@ -301,14 +345,19 @@ class ReconciliationSpec:
         checked_name(self.name, "reconciliation")
         for column in {*self.key, *(self.columns or ()), *self.tolerance}:
             if not isinstance(cast("object", column), str) or not column or "\0" in column:
-                raise DeclarationError(f"reconciliation {self.name}: {column!r} is no name of a column")
+                raise DeclarationError(
+                    f"reconciliation {self.name}: {column!r} is no name of a column"
+                )
         twice = set(self.key) & {*(self.columns or ()), *self.tolerance}
         if twice:
-            raise DeclarationError(f"reconciliation {self.name}: column {min(twice)} is in key: it cannot be compared")
+            raise DeclarationError(
+                f"reconciliation {self.name}: column {min(twice)} is in key: it cannot be compared"
+            )
         negative = [column for column, limit in self.tolerance.items() if not limit >= 0]
         if negative:
             raise DeclarationError(
-                f"reconciliation {self.name}: tolerance of {negative[0]} is {self.tolerance[negative[0]]}; it takes 0 or more"
+                f"reconciliation {self.name}: tolerance of {negative[0]} is "
+                f"{self.tolerance[negative[0]]}; it takes 0 or more"
             )
 
     @property
@@ -318,7 +367,7 @@ class ReconciliationSpec:
 
 
 def table_named(state: Any) -> tuple[str | None, str]:
-    """Returns schema and name of a table given as text, as a mapped class, or as SQLAlchemy's ``Table``."""
+    """Returns schema and name of a table given as text, mapped class, or ``Table``."""
     table = getattr(state, "__table__", state)
     if isinstance(table, str):
         schema, _, name = table.rpartition(".")
@@ -327,7 +376,8 @@ def table_named(state: Any) -> tuple[str | None, str]:
     elif isinstance(getattr(table, "name", None), str):
         return table.schema, table.name
     raise DeclarationError(
-        f"state {state!r} is no table: give a mapped class, a Table, or a name such as 'public.totals'"
+        f"state {state!r} is no table: give a mapped class, a Table, or a name such as "
+        "'public.totals'"
     )
 
 

@@ -1,7 +1,7 @@
 """Handlers: which functions a consumer may be declared with, checked when they are declared.
 
-What is wrong with a handler's shape is found here and not by its first record: a generator function, for example, would
-be called, return at once, and have done nothing.
+What is wrong with a handler's shape is found here and not by its first record: a generator
+function, for example, would be called, return at once, and have done nothing.
 """
 
 import inspect
@@ -62,7 +62,7 @@ _Called_contra = TypeVar("_Called_contra", contravariant=True)
 
 
 class EachDecorator(Protocol[_Each]):
-    """Takes ``handler(session, record)``, or ``handler(session, member)``, plain or ``async def``."""
+    """Takes ``handler(session, record)`` or ``handler(session, member)``, plain or async."""
 
     @overload
     def __call__(
@@ -76,7 +76,10 @@ class EachDecorator(Protocol[_Each]):
 
 
 class ManyDecorator(Protocol[_Batch_co, _Called_contra]):
-    """Takes ``handler(session, records)``, or ``handler(session, members)``; a test may call it with any sequence of them."""
+    """Takes ``handler(session, records)``, or ``handler(session, members)``.
+
+    A test may call it with any sequence of them.
+    """
 
     @overload
     def __call__(
@@ -98,12 +101,17 @@ MemberDecorator = EachDecorator[str]
 class DataFrameDecorator(Protocol):
     """Takes ``handler(session, frame)`` of a set-based consumer."""
 
-    def __call__(self, handler: Callable[[Session, "DataFrame"], None], /) -> Callable[[Session, "DataFrame"], None]:
+    def __call__(
+        self, handler: Callable[[Session, "DataFrame"], None], /
+    ) -> Callable[[Session, "DataFrame"], None]:
         """Declares it."""
 
 
 def is_async(handler: Handler) -> bool:
-    """True if the handler is ``async def``: a function, a method, a partial, or an object with such a ``__call__``."""
+    """True if the handler is ``async def``.
+
+    A function, a method, a partial, or an object with such a ``__call__``.
+    """
     return inspect.iscoroutinefunction(_function(handler))
 
 
@@ -112,7 +120,8 @@ def default_name(handler: object) -> str:
     name = getattr(handler, "__name__", None)
     if not isinstance(name, str):
         raise DeclarationError(
-            f"a handler of type {type(handler).__name__} has no name of its own: pipeline.consumer(name=…)"
+            f"a handler of type {type(handler).__name__} has no name of its own: "
+            "pipeline.consumer(name=…)"
         )
     return name
 
@@ -120,7 +129,9 @@ def default_name(handler: object) -> str:
 def check_handler(consumer: str, handler: object) -> None:
     """Checks that a call with a session and the items runs the handler's body."""
     if not callable(handler):
-        raise DeclarationError(f"consumer {consumer}: the handler is a {type(handler).__name__}, which is not callable")
+        raise DeclarationError(
+            f"consumer {consumer}: the handler is a {type(handler).__name__}, which is not callable"
+        )
     if _is_generator(handler):
         raise DeclarationError(
             f"consumer {consumer}: the handler contains `yield`, so calling it does nothing. "
@@ -130,8 +141,8 @@ def check_handler(consumer: str, handler: object) -> None:
         inspect.signature(handler).bind(None, None)
     except TypeError as error:
         raise DeclarationError(
-            f"consumer {consumer}: the handler is called with two arguments, the session and what to handle, "
-            f"and cannot be: {error}"
+            f"consumer {consumer}: the handler is called with two arguments, the session and what "
+            f"to handle, and cannot be: {error}"
         ) from error
     except ValueError:  # a built-in that does not tell its signature
         return
@@ -161,7 +172,8 @@ MiddlewareFunction = TypeVar("MiddlewareFunction", bound=Middleware)
 class Around:
     """Middleware: the functions that are called around handlers."""
 
-    middleware: Middleware  # a plain function is called around all handlers, unless there is an ``async def`` one
+    # a plain function is called around all handlers, unless there is an ``async def`` one
+    middleware: Middleware
     asynchronous: Middleware | None = None  # called instead around those that are ``async def``
 
     def __post_init__(self) -> None:
@@ -171,22 +183,32 @@ class Around:
                 if function is not None:
                     inspect.signature(function).bind(None, None, None)
             except TypeError as error:
-                raise DeclarationError(f"around: {function!r} cannot be called with (call, session, items)") from error
+                raise DeclarationError(
+                    f"around: {function!r} cannot be called with (call, session, items)"
+                ) from error
             if function is not None and _is_generator(function):
                 raise DeclarationError(
-                    f"around: {function!r} contains `yield`, so calling it does nothing: it calls `call`"
+                    f"around: {function!r} contains `yield`, so calling it does nothing: it calls "
+                    "`call`"
                 )
-        if self.asynchronous is not None and (is_async(self.middleware) or not is_async(self.asynchronous)):
-            raise DeclarationError("around: it takes a plain function, and asynchronous= one that is `async def`")
+        if self.asynchronous is not None and (
+            is_async(self.middleware) or not is_async(self.asynchronous)
+        ):
+            raise DeclarationError(
+                "around: it takes a plain function, and asynchronous= one that is `async def`"
+            )
 
     def check(self, subject: str, handler: Handler) -> None:
-        """Refuses a plain handler if the only middleware is ``async def``: nothing could await it."""
+        """Refuses a plain handler if the only middleware is ``async def``.
+
+        Nothing could await it.
+        """
         if is_async(self.middleware) and not is_async(handler):
             name = getattr(self.middleware, "__name__", repr(self.middleware))
             raise DeclarationError(
                 f"{subject}: its handler is a plain function, and {name} around it is `async def`. "
-                "Declare it as a plain function, which is called around both kinds, or one of each: "
-                "pipeline.around(plain, asynchronous=…)"
+                "Declare it as a plain function, which is called around both kinds, or one of "
+                "each: pipeline.around(plain, asynchronous=…)"
             )
 
     def wrap(self, handler: Handler) -> Handler:
@@ -217,7 +239,9 @@ def _surround(handler: Any, middleware: Any) -> Handler:
             return returned
 
         outcome = middleware(call, session, items)
-        return returned if outcome is None else outcome  # an outcome that it forgets to return holds
+        return (
+            returned if outcome is None else outcome
+        )  # an outcome that it forgets to return holds
 
     return called
 
@@ -240,7 +264,7 @@ def _surround_async(handler: Any, middleware: Any) -> Handler:
 
 
 def _bridge(handler: Any, middleware: Any) -> Handler:
-    """Runs plain middleware around an ``async def`` handler, on the plain session of the ``AsyncSession``."""
+    """Runs plain middleware around an ``async def`` handler, on its plain session."""
 
     @wraps(handler)
     async def called(session: Any, items: Any) -> object:

@@ -15,10 +15,16 @@ from penstock.parsing import Duration, find_duration, parse_duration
 from penstock.records import Payload, Shard, ShardName
 
 NAME_RULE = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
-"""Names of channels and consumers: they become parts of Redis keys, of SQL values, of file names and of command lines."""
+"""Names of channels and consumers.
+
+They become parts of Redis keys, of SQL values, of file names and of command lines.
+"""
 
 REPLAY_RULE = re.compile(r"replay-[0-9]+")
-"""Names of replays, which have checkpoints as consumers have.  Not every role that reads those may read the table of replays."""
+"""Names of replays, which have checkpoints as consumers have.
+
+Not every role that reads those may read the table of replays.
+"""
 
 _SOURCE_RULE = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 """Names of sources: they also become parts of environment variables."""
@@ -35,10 +41,13 @@ DEFAULT_HAND = 4
 """Streams in a hand, if there are as many."""
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
-"""Largest payload by default, in bytes of JSON: half of what keeps a batch of 1,000 in a worker's memory."""
+"""Largest payload by default, in bytes of JSON.
+
+Half of what keeps a batch of 1,000 in a worker's memory.
+"""
 
 LARGEST_MAX_BYTES = 64 * 1024 * 1024
-"""Largest ``max_bytes``: Postgres holds four times as much in one jsonb, Redis eight times in one field."""
+"""Largest ``max_bytes``: Postgres' jsonb holds four times as much, a field of Redis eight times."""
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -63,7 +72,9 @@ def checked_consumer(name: object) -> str:
     """Returns the name of a consumer if it is valid.  Raises ``InvalidName``."""
     checked = checked_name(name, "consumer")
     if REPLAY_RULE.fullmatch(checked):
-        raise InvalidName(f"consumer {checked!r}: such names are those of replays; take another one")
+        raise InvalidName(
+            f"consumer {checked!r}: such names are those of replays; take another one"
+        )
     return checked
 
 
@@ -71,7 +82,8 @@ def checked_source(name: object) -> str:
     """Returns the name of a source if it is valid.  Raises ``InvalidName``."""
     if not isinstance(name, str) or not _SOURCE_RULE.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise InvalidName(
-            f"source {name!r}: a name has a-z and 0-9, and a single '_' between them, as in 'eu' or 'us_east'"
+            f"source {name!r}: a name has a-z and 0-9, and a single '_' between them, as in 'eu' "
+            "or 'us_east'"
         )
     return name
 
@@ -84,7 +96,9 @@ def checked_channel(name: object) -> str:
     base, separator, source = name.partition("@") if isinstance(name, str) else (name, "", "")
     checked_name(base, "channel")
     if separator and len(f"{base}@{checked_source(source)}") > _LONGEST_NAME:
-        raise InvalidName(f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters")
+        raise InvalidName(
+            f"channel {name!r}: with its source a name has up to {_LONGEST_NAME} characters"
+        )
     return f"{base}{separator}{source}"
 
 
@@ -98,32 +112,41 @@ def refuse_sources(channel: "Channel", subject: str, why: str) -> None:
     """Refuses a log with several sources where a channel of this database is needed."""
     if channel.sources:
         sources = ", ".join(channel.sources)
-        raise DeclarationError(f"{subject}: log {channel.name} is read from the sources {sources}, and {why}")
+        raise DeclarationError(
+            f"{subject}: log {channel.name} is read from the sources {sources}, and {why}"
+        )
 
 
 def check_reconciled(channel: "Channel", subject: str) -> None:
     """Checks that a consumer of the channel can be compared at a cut."""
     if not channel.traits.keeps_records:
         raise DeclarationError(
-            f"{subject}: it reads {channel.traits.title}, and stands at no offset that a cut could equal. "
-            "It needs none: it reads the tables as they are; mark dirty, or stage, what should be done again"
+            f"{subject}: it reads {channel.traits.title}, and stands at no offset that a cut "
+            "could equal. It needs none: it reads the tables as they are; mark dirty, or stage, "
+            "what should be done again"
         )
     refuse_sources(channel, subject, "no cut spans several databases")
 
 
 def shard_for_key(key: str | bytes, shards: int) -> Shard:
-    """Returns the shard of a key: the first four bytes of its SHA-256, as a number, modulo the number of shards.
+    """Returns the shard of a key.
 
-    Postgres and every language have this hash, so triggers and other producers agree with this function.
+    The first four bytes of its SHA-256, as a number, modulo the number of shards.  Postgres and
+    every language have this hash, so triggers and other producers agree with this function.
     """
     key_bytes = key.encode() if isinstance(key, str) else key
     return Shard(int.from_bytes(hashlib.sha256(key_bytes).digest()[:4]) % shards)
 
 
 class Seconds:
-    """A duration in a declaration: takes seconds, a ``timedelta`` or a text such as ``"10m"``; kept in seconds."""
+    """A duration in a declaration: takes seconds, a ``timedelta`` or a text such as ``"10m"``.
 
-    def __init__(self, default: Duration, least: float = 0.0, most: float = 100 * 365 * 86_400.0) -> None:
+    Kept in seconds.
+    """
+
+    def __init__(
+        self, default: Duration, least: float = 0.0, most: float = 100 * 365 * 86_400.0
+    ) -> None:
         self._default, self._least, self._most = parse_duration(default), least, most
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -136,8 +159,9 @@ class Seconds:
         seconds = find_duration(value)
         if not self._least <= seconds <= self._most:
             raise DeclarationError(
-                f"{instance.whose}: {self._name} is {value!r}; it takes {self._least:g} to {self._most:g} seconds, as a number, a "
-                'timedelta, or a text such as "90s", "10m", "2h" or "7d"'
+                f"{instance.whose}: {self._name} is {value!r}; it takes {self._least:g} to "
+                f'{self._most:g} seconds, as a number, a timedelta, or a text such as "90s", '
+                '"10m", "2h" or "7d"'
             )
         instance.__dict__[self._name] = seconds
 
@@ -146,7 +170,8 @@ def check_payload(subject: str, model: object) -> None:
     """Checks that payloads can be parsed into ``model``."""
     if is_typeddict(model) and sys.version_info < (3, 12) and type(model).__module__ == "typing":
         raise DeclarationError(
-            f"{subject}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: Pydantic cannot read typing's"
+            f"{subject}: payload={model!r} needs typing_extensions.TypedDict before Python 3.12: "
+            "Pydantic cannot read typing's"
         )
     if not (
         isinstance(model, type)
@@ -158,20 +183,28 @@ def check_payload(subject: str, model: object) -> None:
         )
     ):
         raise DeclarationError(
-            f"{subject}: payload={model!r} takes a class: a dataclass, a TypedDict, a msgspec Struct or a Pydantic model"
+            f"{subject}: payload={model!r} takes a class: a dataclass, a TypedDict, a msgspec "
+            "Struct or a Pydantic model"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Traits of every channel of a kind, declared or registered; ``channels.channel_kinds`` has its part in Redis."""
+    """Traits of every channel of a kind, declared or registered.
+
+    ``channels.channel_kinds`` has its part in Redis.
+    """
 
     title: str  # what messages call it
-    keeps: str  # what it holds in Redis, and for how long, if not until every consumer has passed it
-    # Whether records stay at their offsets until every consumer has passed them in order, and its shards may be changed.
-    # Otherwise a record has taken effect once its member or message is done.
+    keeps: (
+        str  # what it holds in Redis, and for how long, if not until every consumer has passed it
+    )
+    # Whether records stay at their offsets until every consumer has passed them in order, and its
+    # shards may be changed. Otherwise a record has taken effect once its member or message is done.
     keeps_records: bool = False
-    has_jobs: bool = False  # whether a record is a job: its row is gone once it is done, and a worker does it
+    has_jobs: bool = (
+        False  # whether a record is a job: its row is gone once it is done, and a worker does it
+    )
     has_payloads: bool = True  # whether its records have data and headers
 
     @property
@@ -241,7 +274,10 @@ class _Sharded:
 
 @dataclass(frozen=True)
 class LogChannel(_Sharded, Generic[Payload]):
-    """A log as an application declares it; ``penstock.Log`` describes the fields, and adds the calls that stage."""
+    """A log as an application declares it.
+
+    ``penstock.Log`` describes the fields, and adds the calls that stage.
+    """
 
     name: str
     shards: int = 4
@@ -265,24 +301,30 @@ class LogChannel(_Sharded, Generic[Payload]):
         self._check_choice("compression", self.compression, ("none", "zstd"))
         if self.entries == "plain" and self.compression != "none":
             raise self._error(
-                "entries is 'plain', and only packed entries are compressed: leave out one of entries and compression"
+                "entries is 'plain', and only packed entries are compressed: leave out one of "
+                "entries and compression"
             )
         if self.redis_memory is not None and self.memory_bytes is None:
             raise self._error(
-                f"redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, or one with "
-                'its unit, such as "64MB": B, kB, MB, GB or TB'
+                f"redis_memory is {self.redis_memory!r}; it takes a number of bytes, at least 1, "
+                'or one with its unit, such as "64MB": B, kB, MB, GB or TB'
             )
 
     def _name_source(self) -> None:
         """Makes the source a part of the name, and the sources a tuple."""
         if isinstance(self.sources, str) or not isinstance(cast("object", self.sources), Iterable):
-            raise self._error(f"sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']")
+            raise self._error(
+                f"sources is {self.sources!r}; it takes several names, such as sources=['eu', 'us']"
+            )
         object.__setattr__(self, "sources", tuple(map(checked_source, self.sources)))
         base, separator, source = str(self.name).partition("@")
         if self.source is not None and separator and self.source != source:
             raise self._error(f"its name has another source than {self.source!r}")
         if self.sources and (separator or self.source is not None):
-            raise self._error("it has a source where it is staged, or sources where they are read together, not both")
+            raise self._error(
+                "it has a source where it is staged, or sources where they are read together, not "
+                "both"
+            )
         if len(set(self.sources)) < len(self.sources):
             raise self._error(f"sources has a name twice: {', '.join(self.sources)}")
         if separator:
@@ -306,7 +348,9 @@ class LogChannel(_Sharded, Generic[Payload]):
 
     def _check_choice(self, setting: str, chosen: object, choices: tuple[str, ...]) -> None:
         if chosen not in choices:
-            raise self._error(f"{setting} is {chosen!r}; it takes {' or '.join(map(repr, choices))}")
+            raise self._error(
+                f"{setting} is {chosen!r}; it takes {' or '.join(map(repr, choices))}"
+            )
 
     @property
     def stored_as(self) -> str:
@@ -315,7 +359,10 @@ class LogChannel(_Sharded, Generic[Payload]):
 
     @property
     def memory_bytes(self) -> int | None:
-        """``redis_memory`` in bytes, a kilobyte of 1024; None if there is no limit, or if it cannot be read."""
+        """``redis_memory`` in bytes, a kilobyte of 1024.
+
+        None if there is no limit, or if it cannot be read.
+        """
         size: Any = self.redis_memory
         if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
             size = int(float(match["number"]) * _UNITS[match["unit"].upper()])
@@ -324,12 +371,14 @@ class LogChannel(_Sharded, Generic[Payload]):
 
 @dataclass(frozen=True)
 class Ick(_Sharded):
-    """A channel that keeps what is dirty: each member once, since it first became so; one Ick of Redis::Ick a shard.
+    """A channel that keeps what is dirty: each member once, since it first became so.
+
+    One Ick of Redis::Ick a shard.
 
     Attributes:
         name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards, fixed for the channel's life: the member decides its shard, and shards are what
-            several processes of the consumer share.
+        shards: Number of shards, fixed for the channel's life: the member decides its shard, and
+            shards are what several processes of the consumer share.
         keep: How long staged rows stay after what they say is done, for looking back.
     """
 
@@ -349,23 +398,28 @@ class Ick(_Sharded):
 
 @dataclass(frozen=True)
 class Queue(_Sharded):
-    """A channel that hands each record, a message, to one worker, until its effect is recorded; tenants take turns.
+    """A channel that hands each record, a message, to one worker, until its effect is recorded.
+
+    Tenants take turns.
 
     Attributes:
         name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards, fixed for the channel's life: the tenant decides the shard.  More than one is for a Redis
-            Cluster, or for more than some 10,000 messages a second.
-        streams: Number of Redis streams that the messages of a shard are spread over; may change at any time.
-        hand: Number of those streams that the messages of one tenant are in; may change at any time.  By default 4, or all
-            of them if there are fewer.
-        keep: How long the journal names messages that are done, for looking back.  Messages that are not done stay in
-            Postgres, however old they are.
+        shards: Number of shards, fixed for the channel's life: the tenant decides the shard.  More
+            than one is for a Redis Cluster, or for more than some 10,000 messages a second.
+        streams: Number of Redis streams that the messages of a shard are spread over; may change at
+            any time.
+        hand: Number of those streams that the messages of one tenant are in; may change at any
+            time.  By default 4, or all of them if there are fewer.
+        keep: How long the journal names messages that are done, for looking back.  Messages that
+            are not done stay in Postgres, however old they are.
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
-        limits: Weights and limits of tenants, by name; that of the name ``""`` is for all others.  The streamer sets them, again
-            if Redis has lost them; may change at any time.  What ``FairQueue.limit`` sets comes before them.
-        key_limits: Limits of keys, likewise; the name ``""`` is for all other keys.  Messages without a key have none.
-        keys_within: Where a key is one and the same: in the ``queue``, over all tenants, or within each ``tenant``.  A queue of
-            several shards takes ``tenant`` alone.
+        limits: Weights and limits of tenants, by name; that of the name ``""`` is for all others.
+            The streamer sets them, again if Redis has lost them; may change at any time.  What
+            ``FairQueue.limit`` sets comes before them.
+        key_limits: Limits of keys, likewise; the name ``""`` is for all other keys.  Messages
+            without a key have none.
+        keys_within: Where a key is one and the same: in the ``queue``, over all tenants, or within
+            each ``tenant``.  A queue of several shards takes ``tenant`` alone.
     """
 
     name: str
@@ -392,27 +446,35 @@ class Queue(_Sharded):
             raise self._error(f"keys_within is {self.keys_within!r}; it takes queue or tenant")
         if self.key_limits and self.shards > 1 and self.keys_within == "queue":
             raise self._error(
-                f"key_limits are over all tenants, and of its {self.shards} shards each knows only its own: "
-                "give the queue one shard, or declare keys_within='tenant'"
+                f"key_limits are over all tenants, and of its {self.shards} shards each knows "
+                "only its own: give the queue one shard, or declare keys_within='tenant'"
             )
 
     def _check_limits(self, field_: str, kind: type[TenantLimits | KeyLimits]) -> None:
         limits_by_name = getattr(self, field_)
         if not isinstance(limits_by_name, Mapping):
-            raise self._error(f"{field_} is {limits_by_name!r}; it takes a mapping of names to {kind.__name__}")
+            raise self._error(
+                f"{field_} is {limits_by_name!r}; it takes a mapping of names to {kind.__name__}"
+            )
         for name, limits in limits_by_name.items():
             checked_text(field_, name, may_be_empty=True)
             if not isinstance(limits, kind):
-                raise self._error(f"{field_} of {name!r} is {type(limits).__name__}; it takes {kind.__name__}")
+                raise self._error(
+                    f"{field_} of {name!r} is {type(limits).__name__}; it takes {kind.__name__}"
+                )
         object.__setattr__(self, field_, dict(limits_by_name))
 
     @property
     def limits_as_json(self) -> dict[str, Any]:
-        """Limits in the registered form: of tenants, of keys, and where a key is the same; empty if there are none."""
+        """Limits in the registered form: of tenants, of keys, and where a key is the same.
+
+        Empty if there are none.
+        """
         if not self.limits and not self.key_limits and self.keys_within == "queue":
             return {}
         tenants, keys = (
-            {name: limits_as_json(limits) for name, limits in group.items()} for group in (self.limits, self.key_limits)
+            {name: limits_as_json(limits) for name, limits in group.items()}
+            for group in (self.limits, self.key_limits)
         )
         return {"tenants": tenants, "keys": keys, "within": self.keys_within}
 

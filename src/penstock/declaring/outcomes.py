@@ -1,4 +1,4 @@
-"""Jobs, as the handler of a worker gets them, and the outcomes that handlers can say beside doing their work.
+"""Jobs, as the handler of a worker gets them, and the outcomes that handlers can choose.
 
     return                  done: what the session has written is committed together with that fact
     Snooze("10m")           another time; the attempt does not count
@@ -6,8 +6,9 @@
     DeadLetter("why")       no attempt can succeed
     any other exception     another attempt after a pause; after the last one a dead letter
 
-The three outcomes are raised, or returned.  Whatever the handler has written before is rolled back.  A batch of several records
-whose handler raises ``Cancel`` or ``DeadLetter`` is bisected until the record is found.
+The three outcomes are raised, or returned.  Whatever the handler has written before is rolled
+back.  A batch of several records whose handler raises ``Cancel`` or ``DeadLetter`` is bisected
+until the record is found.
 """
 
 import re
@@ -29,11 +30,14 @@ MAX_SNOOZE_S = 10 * 365 * 86_400.0
 """Longest time that a job can be snoozed, in seconds."""
 
 _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
-"""Time of staging: the last member of the reserved header, which is the last header of every message."""
+"""Time of staging: the last member of the reserved header, the last header of every message."""
 
 
 class HandlerOutcome(Exception):
-    """An outcome other than success; raised, or returned by the handler of one job, record or member."""
+    """An outcome other than success.
+
+    Raised, or returned by the handler of one job, record or member.
+    """
 
     reason: str = ""  # why
 
@@ -83,7 +87,9 @@ class DeadLetter(HandlerOutcome):
 
 
 def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:
-    """Returns the record's id and its staging time in microseconds since 1970; None without a pipeline.
+    """Returns the record's id and its staging time in microseconds since 1970.
+
+    None without a pipeline.
 
     Args:
         id_: The message's id.
@@ -114,13 +120,17 @@ class Job(Generic[Payload]):
         id: Number of the staged record: unique in the pipeline's life, the same in each attempt.
         tenant: Whose it is.
         key: Its key within the tenant; empty if it has none.
-        attempts: How many times it was handed over, this time included; snoozed attempts do not count.
+        attempts: How many times it was handed over, this time included; snoozed attempts do not
+            count.
         data_json: The payload as JSON text, as it came out of Postgres.
         headers_json: The headers as JSON text, Penstock's own among them; empty if there are none.
-        since_ms: When it was written to the queue, or was due if that was later: milliseconds since 1970 (UTC).
-        deadline_ms: From when on it is dead-lettered instead of handed over, likewise; 0 if it has no deadline.
-        staged_us: When it was staged, by Postgres' clock: microseconds since 1970.  Together with ``id`` it identifies the record
-            even if Postgres was restored to older data and has given the number out again; 0 if it is not known.
+        since_ms: When it was written to the queue, or was due if that was later: milliseconds since
+            1970 (UTC).
+        deadline_ms: From when on it is dead-lettered instead of handed over, likewise; 0 if it has
+            no deadline.
+        staged_us: When it was staged, by Postgres' clock: microseconds since 1970.  Together with
+            ``id`` it identifies the record even if Postgres was restored to older data and has
+            given the number out again; 0 if it is not known.
     """
 
     channel: str
@@ -170,23 +180,28 @@ class Job(Generic[Payload]):
 
     @cached_property
     def payload(self) -> Payload:
-        """Payload in the type of ``payload=…``, validated before the handler is called; without it, ``data``."""
+        """Payload in the type of ``payload=…``, validated before the handler is called.
+
+        Without it, ``data``.
+        """
         payload: Payload = self.data
         return payload
 
     @property
     def is_stale(self) -> bool:
-        """True if the job was cancelled, or its lease was found to have ended: nothing of this attempt will be committed.
+        """True if the job was cancelled, or its lease was found to have ended.
 
-        A handler that takes long can ask now and then, and return.
+        Nothing of this attempt will be committed.  A handler that takes long can ask now and then,
+        and return.
         """
         return self._check_stale() or self.is_cancelled
 
     @property
     def is_cancelled(self) -> bool:
-        """True if the job was found to be cancelled: nobody will do it, and what was begun outside Postgres may be taken back.
+        """True if the job was found to be cancelled.
 
-        Noticed within a second.
+        Nobody will do it, and what was begun outside Postgres may be taken back.  Noticed within a
+        second.
         """
         return self._check_cancelled()
 
@@ -196,7 +211,9 @@ class Job(Generic[Payload]):
         return None
 
     def set_result(self, result: Any) -> None:
-        """Sets the result that ``find_job`` returns; it is written in the handler's transaction, after its return.
+        """Sets the result that ``find_job`` returns.
+
+        It is written in the handler's transaction, after its return.
 
         Args:
             result: Any valid payload, up to 64 KB of JSON.
@@ -206,8 +223,8 @@ class Job(Generic[Payload]):
     def report_progress(self, fraction: float, note: str = "") -> None:
         """Reports the progress of the job, for ``find_job`` and ``penstock trace``.
 
-        The call only keeps it: a thread of the worker writes the newest report of each job twice a second,
-        even if the attempt fails later.
+        The call only keeps it: a thread of the worker writes the newest report of each job twice a
+        second, even if the attempt fails later.
 
         Args:
             fraction: Completed part of the job, 0 to 1.
@@ -218,7 +235,12 @@ class Job(Generic[Payload]):
         """
         if not 0 <= fraction <= 1:
             raise InvalidMessage("fraction", f"is {fraction!r}; it takes 0 to 1")
-        text = str(note)[:MAX_NOTE_CHARACTERS].replace("\0", "\ufffd").encode(errors="replace").decode()
+        text = (
+            str(note)[:MAX_NOTE_CHARACTERS]
+            .replace("\0", "\ufffd")
+            .encode(errors="replace")
+            .decode()
+        )
         self._report(float(fraction), text)
 
     @property
@@ -229,7 +251,10 @@ class Job(Generic[Payload]):
 
     @property
     def deadline(self) -> datetime | None:
-        """Time from which the job is dead-lettered instead of handed over; None without a deadline."""
+        """Time from which the job is dead-lettered instead of handed over.
+
+        None without a deadline.
+        """
         return datetime.fromtimestamp(self.deadline_ms / 1000, UTC) if self.deadline_ms else None
 
     @property

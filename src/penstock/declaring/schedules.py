@@ -1,4 +1,4 @@
-"""Schedules: when jobs are staged by themselves, at an interval or by a cron expression in a time zone."""
+"""Schedules: jobs that are staged at an interval, or by a cron expression in a time zone."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +15,10 @@ from penstock.errors import DeclarationError
 from penstock.parsing import Duration, find_duration
 
 CatchUp = Literal["skip", "one", "all"]
-"""What becomes of slots that passed while no streamer ran: none, the last one, or the last ``MAX_CATCH_UP``."""
+"""What becomes of slots that passed while no streamer ran.
+
+None, the last one, or the last ``MAX_CATCH_UP``.
+"""
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 366 * 86_400.0
 """Bounds of an interval, in seconds: a streamer looks once a second."""
@@ -31,7 +34,10 @@ MAX_AT_ONCE = 100
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """Arguments of ``Pipeline.every`` besides the queue, the name and the data: see ``ScheduleSpec``."""
+    """Arguments of ``Pipeline.every`` besides the queue, the name and the data.
+
+    See ``ScheduleSpec``.
+    """
 
     tenant: object
     timezone: str
@@ -48,12 +54,14 @@ class ScheduleSpec:
 
     name: str  # unique in the pipeline; workers get it as ``job.object``
     queue: Queue  # where its jobs go
-    # a cron expression of five fields, such as ``17 3 * * *``; or an interval: seconds, a ``timedelta``, or a text such as
-    # ``"10m"``, counted from 1970-01-01 on, so that ``"1h"`` is the full hour
+    # a cron expression of five fields, such as ``17 3 * * *``; or an interval: seconds, a
+    # ``timedelta``, or a text such as ``"10m"``, counted from 1970-01-01 on, so that ``"1h"`` is
+    # the full hour
     every: str | timedelta | float
     tenant: object = None  # whose the jobs are; by default the schedule's name
     data: Any = None  # the payload of each job
-    # For a cron expression, a name of the IANA database; see ``cron_times`` for what happens when its clocks change.
+    # For a cron expression, a name of the IANA database; see ``cron_times`` for what happens when
+    # its clocks change.
     timezone: str = "UTC"
     catch_up: CatchUp = "one"  # see ``CatchUp``
     key: object = None  # as of any job, and so are the others
@@ -68,19 +76,31 @@ class ScheduleSpec:
         if self.catch_up not in {"skip", "one", "all"}:
             raise self._error("catch_up", self.catch_up, "it takes skip, one or all")
         if self.deadline is not None and not 0 < find_duration(self.deadline) <= MAX_DELAY_S:
-            why = f'it takes a duration from the slot on, such as "30m", up to {MAX_DELAY_S:,.0f} seconds'
+            why = (
+                f'it takes a duration from the slot on, such as "30m", up to {MAX_DELAY_S:,.0f} '
+                "seconds"
+            )
             raise self._error("deadline", self.deadline, why)
         try:
             zone = self._zone
         except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
-            raise self._error("timezone", self.timezone, "it takes a name such as Europe/Berlin") from error
+            raise self._error(
+                "timezone", self.timezone, "it takes a name such as Europe/Berlin"
+            ) from error
         if self._is_cron:
             if (reason := check_cron(self.text, zone)) is not None:
                 raise self._error("every", self.every, reason)
         elif not MIN_INTERVAL_S <= find_duration(self.every) <= MAX_INTERVAL_S:
-            raise self._error("every", self.every, f"an interval is {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds")
+            raise self._error(
+                "every",
+                self.every,
+                f"an interval is {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds",
+            )
         elif zone is not UTC:
-            why = "an interval has no time zone; for times of day in one, write a cron expression, such as 0 0 * * *"
+            why = (
+                "an interval has no time zone; for times of day in one, write a cron "
+                "expression, such as 0 0 * * *"
+            )
             raise self._error("timezone", self.timezone, why)
 
     @property
@@ -91,7 +111,10 @@ class ScheduleSpec:
         return f"{find_duration(self.every):.6f}".rstrip("0").rstrip(".") + "s"
 
     def slots(self, start: datetime) -> Iterator[datetime]:
-        """Yields its times after ``start``, without end; none if there is none within fifty years."""
+        """Yields its times after ``start``, without end.
+
+        None if there is none within fifty years.
+        """
         if self._is_cron:
             yield from cron_times(self.text, self._zone, start)
             return

@@ -30,12 +30,12 @@ class Unique:
 
     Attributes:
         name: The name.
-        until: The message holds it while it is ``queued`` (until a reader gets it), or while it is ``running`` as well (until
-            it is done or dead).
-        window: Instead of ``until``: how long the message holds it from writing, whatever becomes of it.  Seconds, a
-            ``timedelta``, or a text such as ``"10m"``.
-        within: Where no other message has it: in the ``queue``, over all tenants, or of the same ``tenant``.  Without a pipeline,
-            a queue of several shards takes ``tenant`` alone.
+        until: The message holds it while it is ``queued`` (until a reader gets it), or while it is
+            ``running`` as well (until it is done or dead).
+        window: Instead of ``until``: how long the message holds it from writing, whatever becomes
+            of it.  Seconds, a ``timedelta``, or a text such as ``"10m"``.
+        within: Where no other message has it: in the ``queue``, over all tenants, or of the same
+            ``tenant``.  Without a pipeline, a queue of several shards takes ``tenant`` alone.
     """
 
     name: str
@@ -59,7 +59,8 @@ class TenantLimits:
     """Limits of a tenant in a queue.
 
     Attributes:
-        weight: Its share of the work, compared with other tenants that wait: seconds of work count by it.
+        weight: Its share of the work, compared with other tenants that wait: seconds of work count
+            by it.
         elastic: Messages in flight above which it goes only when no other tenant is ready.
         in_flight: Most messages in flight.
         rate: Most messages handed over, a second.
@@ -113,12 +114,17 @@ L = TypeVar("L", TenantLimits, KeyLimits)
 
 
 def parse_limits(kind: type[L], rows: Mapping[str, Any]) -> dict[str, L]:
-    """Returns limits by name, from ``limits_as_json``; drops fields of later releases and invalid limits."""
+    """Returns limits by name, from ``limits_as_json``.
+
+    Drops fields of later releases and invalid limits.
+    """
     field_names, limits = {field.name for field in fields(kind)}, {}
     for name, values in rows.items():
         with suppress(InvalidMessage, AttributeError):
             checked_text("name", name, may_be_empty=True)
-            limits[name] = kind(**{field: value for field, value in values.items() if field in field_names})
+            limits[name] = kind(
+                **{field: value for field, value in values.items() if field in field_names}
+            )
     return limits
 
 
@@ -131,8 +137,14 @@ def _check_limits(limits: TenantLimits | KeyLimits) -> None:
         if name == "is_paused" or (value is None and name not in ("weight", "burst")):
             continue
         if not isinstance(value, int | float) or not least <= value < most or value == 0:
-            pause = "" if value or name not in {"in_flight", "rate"} else "; to have nothing handed over, pause it"
-            raise InvalidMessage(name, f"is {value!r}; it takes a number above {least:g} and below {most:g}{pause}")
+            pause = (
+                ""
+                if value or name not in {"in_flight", "rate"}
+                else "; to have nothing handed over, pause it"
+            )
+            raise InvalidMessage(
+                name, f"is {value!r}; it takes a number above {least:g} and below {most:g}{pause}"
+            )
 
 
 def check_unique(unique: object) -> None:
@@ -153,7 +165,8 @@ def checked_duration(field: str, value: object, most: float) -> float:
     if not 0 <= seconds <= most:
         raise InvalidMessage(
             field,
-            f'is {value!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" or "1d", up to {most:,.0f} seconds',
+            f'is {value!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" '
+            f'or "1d", up to {most:,.0f} seconds',
         )
     return seconds
 
@@ -165,7 +178,10 @@ def check_priority(priority: object) -> None:
 
 
 def mark_key(key: str, priority: object) -> str:
-    """Returns a key as a queue stores it, with the priority of its message; an unknown priority is normal."""
+    """Returns a key as a queue stores it, with the priority of its message.
+
+    An unknown priority is normal.
+    """
     return f"{_MARKS.get(str(priority), '')}{key}"
 
 

@@ -1,4 +1,4 @@
-"""The HTTP API: each request is one SERIALIZABLE transaction, retried after a serialization failure."""
+"""The HTTP API: each request is a SERIALIZABLE transaction, retried if serialization fails."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -100,7 +100,9 @@ def _retry(sessions: sessionmaker[Session], work: Work, request: Request, body: 
     return answer
 
 
-def _transact(sessions: sessionmaker[Session], work: Work, request: Request, body: bytes) -> Response:
+def _transact(
+    sessions: sessionmaker[Session], work: Work, request: Request, body: bytes
+) -> Response:
     with sessions.begin() as session:
         answer = work(session, request, body)
         if "x-decline" in request.headers:
@@ -163,10 +165,18 @@ class Recruits:
         return [Route("/health", _health), Route("/recruits", self._count)]
 
     def _chores(self, owner: Pipeline) -> Chores:
-        return Chores(owner, os.environ["PENSTOCK_DATABASE_URL"], os.environ["PENSTOCK_REDIS_URL"], records=RECORDS)
+        return Chores(
+            owner,
+            os.environ["PENSTOCK_DATABASE_URL"],
+            os.environ["PENSTOCK_REDIS_URL"],
+            records=RECORDS,
+        )
 
     def _consume_late(self) -> Outcome:
-        """Consumes once the late consumer has begun with the tables; before that, it would begin with the log."""
+        """Consumes once the late consumer has begun with the tables.
+
+        Before that, it would begin with the log.
+        """
         self._has_begun = self._has_begun or _has_begun()
         return self._late() if self._has_begun else Outcome.NOTHING_TO_DO
 

@@ -9,7 +9,9 @@ from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.demo.rides import CANONICAL_COPIES, FLOODING, LATE_CONSUMER, pipeline, rides
 
-CONSUMERS = tuple(sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides))
+CONSUMERS = tuple(
+    sorted(name for name, spec in pipeline.consumers.items() if spec.channel == rides)
+)
 INDEX = "ride_index"
 """Name of both the Ick and its consumer."""
 
@@ -48,11 +50,12 @@ SELECT (SELECT count(*)
         FROM (SELECT "offset" < lag("offset") OVER (PARTITION BY shard ORDER BY number) AS earlier
               FROM rocket_rides.effects WHERE consumer = %(consumer)s) e
         WHERE earlier) AS out_of_order
-"""
+"""  # noqa: E501  SQL
 
 _TOTALS = {
     "ride_totals": "SELECT total_cents FROM rocket_rides.totals WHERE consumer = 'ride_totals'",
-    "ride_copies": "SELECT coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.copies",
+    "ride_copies": "SELECT coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM "
+    "rocket_rides.copies",
 }
 
 _INDEX = """
@@ -84,7 +87,7 @@ SELECT (SELECT count(*) FROM rocket_rides.bookings),
         FROM rocket_rides.receipts r
         WHERE NOT EXISTS (SELECT FROM rocket_rides.bookings b WHERE b.ride_id = r.ride_id)),
        (SELECT count(*) FROM rocket_rides.bookings WHERE driver = %(flooding)s)
-"""
+"""  # noqa: E501  SQL
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """The work of the queue: bookings that were committed, and those of the driver who has most of them."""
+    """The work of the queue: committed bookings, and those of the driver with most of them."""
 
     booked: int
     sent: int
@@ -122,7 +125,8 @@ class Audit:
     # for each consumer its counts, its total, and how many records it lost or doubled
     consumers: dict[str, dict[str, int]]
     index: Copy  # the copy of the Ick's consumer
-    late_consumer: Copy  # the copy of the consumer that begins with the tables; its position is 0 before it has begun
+    # the copy of the consumer that begins with the tables; its position is 0 before it has begun
+    late_consumer: Copy
     receipts: Receipts
     p50_ms: float  # median time from staging to handler, in milliseconds
     p99_ms: float
@@ -140,12 +144,12 @@ class Audit:
 
     @property
     def out_of_order(self) -> int:
-        """Effects that came before an effect of an earlier offset of their shard, over all consumers."""
+        """Effects that came before one of an earlier offset of their shard, over all consumers."""
         return sum(consumer["out_of_order"] for consumer in self.consumers.values())
 
     @property
     def settled(self) -> bool:
-        """True if every consumer's checkpoint is past all committed records, and every job is done."""
+        """True if all checkpoints are past all committed records, and every job is done."""
         return (
             self.staged == self.sequenced
             and all(c["position"] == self.staged for c in self.consumers.values())
@@ -155,7 +159,7 @@ class Audit:
 
     @property
     def equal(self) -> bool:
-        """True if nothing is lost, doubled or out of order, every total is canonical, and the index equals the table."""
+        """True if nothing is lost, doubled or out of order, and totals and index are right."""
         totals = {consumer["total_cents"] for consumer in self.consumers.values()}
         return (
             not (self.lost or self.doubled or self.out_of_order)
@@ -166,7 +170,7 @@ class Audit:
 
 
 def audit(connection: Connection, client: RedisClient) -> Audit:
-    """Reads the log, then Postgres in one snapshot, which contains everything that is in the log."""
+    """Reads the log, then Postgres in one snapshot, which has everything in the log."""
     log = extents(client, pipeline.scope.namespace, rides.shard_names)
     with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -177,8 +181,13 @@ def audit(connection: Connection, client: RedisClient) -> Audit:
                 cursor.execute(query.encode(), {"consumer": name}).fetchone()
                 for query in (_PROGRESS, _EFFECTS, _TOTALS[name])
             ]
-            consumers[name] = {column: value for row in rows if row for column, value in row.items()}
-        copies = [_copy(connection, name, query) for name, query in ((INDEX, _INDEX), (LATE_CONSUMER, _LATE_CONSUMER))]
+            consumers[name] = {
+                column: value for row in rows if row for column, value in row.items()
+            }
+        copies = [
+            _copy(connection, name, query)
+            for name, query in ((INDEX, _INDEX), (LATE_CONSUMER, _LATE_CONSUMER))
+        ]
         [receipts] = connection.execute(_RECEIPTS, {"flooding": FLOODING})
     counts |= {name: counts[name] or 0.0 for name in ("p50_ms", "p99_ms")}
     published = sum(extent.tail for extent in log.values())

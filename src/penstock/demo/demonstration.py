@@ -1,4 +1,4 @@
-"""The whole demo: starts everything but the servers, injects faults, waits until all records are applied, and audits."""
+"""The whole demo: starts everything but the servers, injects faults, waits, and audits."""
 
 import contextlib
 import os
@@ -20,8 +20,22 @@ from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection, connect_postgres, make_engine
 from penstock.demo.audit import Audit, audit
 from penstock.demo.drift import Beginning, Drift, ReconcileProcess, mark_all_dirty, seed_drift
-from penstock.demo.rides import CONSUMER_TABLES, CRASH_EVERY, LATE_CONSUMER, REPEAT_CHANCE, SCHEMA, Base, pipeline
-from penstock.demo.supervision import RATE, ApiProcesses, SupervisedProcess, busy_workers, check_health
+from penstock.demo.rides import (
+    CONSUMER_TABLES,
+    CRASH_EVERY,
+    LATE_CONSUMER,
+    REPEAT_CHANCE,
+    SCHEMA,
+    Base,
+    pipeline,
+)
+from penstock.demo.supervision import (
+    RATE,
+    ApiProcesses,
+    SupervisedProcess,
+    busy_workers,
+    check_health,
+)
 from penstock.errors import DemoFailed
 from penstock.logs import quieten
 from penstock.schema.initialise import initialise
@@ -54,7 +68,9 @@ class Simulator:
         self._urls, self._halt = urls, threading.Event()
         self._is_traffic_over = False
         self._booked: deque[int] = deque(maxlen=RIDES_AT_HAND)
-        self._threads = [threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(clients)]
+        self._threads = [
+            threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(clients)
+        ]
 
     def start(self) -> None:
         """Starts the clients."""
@@ -81,7 +97,9 @@ class Simulator:
     def _client(self, number: int) -> None:
         dice = random.Random(number)  # noqa: S311  not for secrets
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(httpx.Client(base_url=url, timeout=30)) for url in self._urls]
+            clients = [
+                stack.enter_context(httpx.Client(base_url=url, timeout=30)) for url in self._urls
+            ]
             while not self._halt.wait(self._pause_s * dice.random() * 2):
                 try:
                     self._once(dice.choice(clients), dice)
@@ -146,9 +164,11 @@ class DemoProgress:
 
     @property
     def equal(self) -> bool:
-        """True if the audit is equal, the seeded drift is repaired, and the late consumer has the same rows."""
+        """True if the audit is equal, the drift is repaired, and the late consumer is complete."""
         drift, late = self.drift, self.audit.late_consumer
-        is_repaired = drift is None or (drift.seeded == drift.found == drift.repaired and not late.different)
+        is_repaired = drift is None or (
+            drift.seeded == drift.found == drift.repaired and not late.different
+        )
         return self.audit.equal and is_repaired
 
 
@@ -162,7 +182,9 @@ class Demo:
     redis_url: str  # Redis or Valkey; the demo's keys in it are deleted
     stop: Callable[[], bool]  # returns whether the demo is to end early
     show: Callable[[DemoProgress], None] = lambda _: None
-    wait: Callable[[str], None] = lambda _: None  # called with what the demo waits for before the traffic begins
+    wait: Callable[[str], None] = lambda _: (
+        None
+    )  # called with what the demo waits for before the traffic begins
     reconcile: bool = True  # true if drift is seeded and repaired, and a late consumer is added
     kills: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -201,13 +223,18 @@ class Demo:
     def _reset(self) -> None:
         """Recreates the demo's schemas and tables, and empties its log."""
         with connect_postgres(self.database_url, application="demo") as connection:
-            connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.scope.schema} CASCADE".encode())
+            connection.execute(
+                f"DROP SCHEMA IF EXISTS {SCHEMA}, {pipeline.scope.schema} CASCADE".encode()
+            )
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
         initialise(self.database_url, pipeline.scope.schema)
         engine = make_engine(self.database_url, application="demo")
         Base.metadata.create_all(engine)
         engine.dispose()
-        with connect_postgres(self.database_url, application="demo") as connection, connection.transaction():
+        with (
+            connect_postgres(self.database_url, application="demo") as connection,
+            connection.transaction(),
+        ):
             connection.execute(CONSUMER_TABLES.encode())
         client: Any = connect_redis(self.redis_url)
         for key in list(client.scan_iter(f"{pipeline.scope.namespace}:*")):
@@ -215,7 +242,12 @@ class Demo:
         client.close()
 
     def _environment(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "PENSTOCK_DATABASE_URL": self.database_url, "PENSTOCK_REDIS_URL": self.redis_url, **more}
+        return {
+            **os.environ,
+            "PENSTOCK_DATABASE_URL": self.database_url,
+            "PENSTOCK_REDIS_URL": self.redis_url,
+            **more,
+        }
 
     @property
     def _steals(self) -> bool:
@@ -224,7 +256,10 @@ class Demo:
 
     @cached_property
     def _api(self) -> ApiProcesses:
-        """Processes of the API: two that do the work, so that one answers while the other restarts; otherwise one."""
+        """Processes of the API: two that do the work, so that one answers while the other restarts.
+
+        Otherwise one.
+        """
         if not self._steals:
             return ApiProcesses(self._environment(), 1)
         return ApiProcesses(self._environment(**FAULTS, **{RATE: str(STEALING_RATE)}), 2)
@@ -259,8 +294,13 @@ class Demo:
             self._ended.wait(0.2)
         raise DemoFailed(f"the {self.engine} engine was not ready within {READY_TIMEOUT_S:.0f} s")
 
-    def _watch(self, connection: Connection, client: RedisClient, simulator: Simulator, started: float) -> None:
-        """Shows the progress until the time is over; kills a process and reconciles drift meanwhile."""
+    def _watch(
+        self, connection: Connection, client: RedisClient, simulator: Simulator, started: float
+    ) -> None:
+        """Shows the progress until the time is over.
+
+        Kills a process and reconciles drift meanwhile.
+        """
         while (passed := monotonic() - started) < self.seconds or (
             # The traffic continues so that the late consumer has records to apply.
             self.reconcile and not self._late_consumer_works and passed < self.seconds + EXTRA_S
@@ -292,12 +332,18 @@ class Demo:
                 progress.phase = "settled"
                 return progress
             if monotonic() > deadline:
-                raise DemoFailed(f"not every record arrived within {SETTLE_TIMEOUT_S:.0f} s after the last request")
+                raise DemoFailed(
+                    f"not every record arrived within {SETTLE_TIMEOUT_S:.0f} s after the last "
+                    "request"
+                )
             self.show(progress)
             self._ended.wait(0.5)
 
     def _advance_drift(self, connection: Connection, *, traffic: bool) -> None:
-        """Seeds drift, reconciles it, then adds a consumer that begins with the tables: one step per call."""
+        """Seeds drift, reconciles it, then adds a consumer that begins with the tables.
+
+        One step per call.
+        """
         if self._reconciling is None:
             # On a slow machine there are few rides soon after the start; later calls find more.
             if seeded := seed_drift(connection, wait_for_all=traffic):
@@ -313,7 +359,11 @@ class Demo:
 
     def _processes(self) -> list[SupervisedProcess | ReconcileProcess | Beginning]:
         others = (self._reconciling, self._beginning)
-        return [*self._api.processes, *self._started, *(process for process in others if process is not None)]
+        return [
+            *self._api.processes,
+            *self._started,
+            *(process for process in others if process is not None),
+        ]
 
     def _progress(
         self, connection: Connection, client: RedisClient, simulator: Simulator, seconds: float
@@ -341,12 +391,16 @@ class Demo:
             return "running"
         if self.reconcile and self._drift is None:
             return "waiting for the reconciliation"
-        if self.reconcile and not self._late_consumer_works and now.late_consumer.position < now.late_consumer.records:
+        if (
+            self.reconcile
+            and not self._late_consumer_works
+            and now.late_consumer.position < now.late_consumer.records
+        ):
             return "waiting for the late consumer"
         return "waiting for the last records"
 
     def _kill(self) -> None:
-        """Sends SIGKILL to the process of the inline engine, to one of the API, or to a worker process of Spark."""
+        """Sends SIGKILL to the inline engine's process, one of the API, or a worker of Spark."""
         pid = (self._api.processes if self._steals else self._started)[0].pid
         if pid is None:
             return

@@ -1,7 +1,7 @@
-"""Drift: rows changed behind Penstock's back, and the reconciliation that finds and repairs them under traffic.
+"""Drift: rows changed behind Penstock's back, found and repaired by reconciliation under traffic.
 
-Two of the three kinds are manual changes to a consumer's table.  The third is an application that changes its table and
-stages nothing.
+Two of the three kinds are manual changes to a consumer's table.  The third is an application that
+changes its table and stages nothing.
 """
 
 import json
@@ -23,7 +23,7 @@ from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import reconcile
 
 CHANGED, DELETED, INVENTED, UNSTAGED = 5, 4, 3, 3
-"""Number of rows of the copy that are changed, deleted and invented, and of rides that are changed without a record."""
+"""Rows of the copy that are changed, deleted and invented, and rides changed without a record."""
 
 _SETTLED_RIDES = """
 SELECT r.id
@@ -36,7 +36,7 @@ GROUP BY r.id
 HAVING min(coalesce(e.times, 0)) = 2
 ORDER BY r.id
 LIMIT %(count)s
-"""
+"""  # noqa: E501  SQL
 """The oldest rides whose records have all taken effect in both consumers."""
 
 _SEED = (
@@ -56,7 +56,10 @@ class Drift:
 
 
 def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
-    """Makes copy, total and index differ from the table; returns the number of rows a reconciliation should find."""
+    """Makes copy, total and index differ from the table.
+
+    Returns the number of rows a reconciliation should find.
+    """
     count = CHANGED + DELETED + UNSTAGED
     with connection.transaction():
         rides = [ride for (ride,) in connection.execute(_SETTLED_RIDES, {"count": count})]
@@ -67,12 +70,18 @@ def seed_drift(connection: Connection, *, wait_for_all: bool) -> int:
             connection.execute(statement.encode(), (part,)).rowcount
             for statement, part in zip(_SEED, parts, strict=True)
         )
-        connection.execute("INSERT INTO rocket_rides.copies SELECT -n, n FROM generate_series(1, %s) n", (INVENTED,))
+        connection.execute(
+            "INSERT INTO rocket_rides.copies SELECT -n, n FROM generate_series(1, %s) n",
+            (INVENTED,),
+        )
     return rows + INVENTED + bool(parts[2])  # if a ride differs, the total differs, too
 
 
 class ReconcileProcess:
-    """``penstock reconcile --apply`` in a process of its own: the drift it found, None while it runs, or its failure."""
+    """``penstock reconcile --apply`` in a process of its own.
+
+    The drift it found, None while it runs, or its failure.
+    """
 
     def __init__(self, seeded: int, environment: Mapping[str, str]) -> None:
         """Starts it; ``seeded`` is the number of rows it should find."""
@@ -89,12 +98,16 @@ class ReconcileProcess:
             self._process = start_child(command, self._environment, stderr, stdout)
             code = self._process.wait()
             if code:
-                self.failure = f"penstock reconcile ended with exit code {code}\n{last_lines(stderr)}"
+                self.failure = (
+                    f"penstock reconcile ended with exit code {code}\n{last_lines(stderr)}"
+                )
                 return
             stdout.seek(0)
             runs = json.load(stdout)
         self.drift = Drift(
-            self._seeded, sum(sum(run["differences"].values()) for run in runs), sum(run["repaired"] for run in runs)
+            self._seeded,
+            sum(sum(run["differences"].values()) for run in runs),
+            sum(run["repaired"] for run in runs),
         )
 
     def end(self, timeout_s: float) -> None:
@@ -113,7 +126,10 @@ def mark_all_dirty(database_url: str) -> None:
 
 
 class Beginning:
-    """Begins with the tables, in a thread: what ``penstock consume --from tables`` does before it consumes."""
+    """Begins with the tables, in a thread.
+
+    What ``penstock consume --from tables`` does before it consumes.
+    """
 
     def __init__(self, database_url: str) -> None:
         """Starts it."""

@@ -1,8 +1,8 @@
-"""The application: rides, staged to a log that two consumers read, and marked in an Ick that a third consumer reads.
+"""The application: rides, staged to a log with two consumers, and marked in an Ick with a third.
 
-Each booking is a job in a queue, whose tenants are the drivers: one of them has more than half of the bookings.
-Its faults are installed in every process that imports it, if the environment asks for them.  The crashes are real: the
-process exits at once, between effect and checkpoint.
+Each booking is a job in a queue, whose tenants are the drivers: one of them has more than half of
+the bookings.  Its faults are installed in every process that imports it, if the environment asks
+for them.  The crashes are real: the process exits at once, between effect and checkpoint.
 """
 
 import os
@@ -23,7 +23,9 @@ SCHEMA = "rocket_rides"
 rides = Log("rides", shards=4, keep=timedelta(days=1))
 ride_index = Ick("ride_index", shards=2, keep=timedelta(days=1))
 receipts = Queue("ride-receipts", streams=8, hand=2)
-pipeline = Pipeline([rides, ride_index, receipts], schema="rocket_rides_log", namespace="rocket_rides")
+pipeline = Pipeline(
+    [rides, ride_index, receipts], schema="rocket_rides_log", namespace="rocket_rides"
+)
 
 
 class Base(DeclarativeBase):
@@ -68,7 +70,12 @@ def assign_driver() -> str:
 
 
 def _data(ride: Ride) -> dict[str, Any]:
-    return {"id": ride.id, "amount_cents": ride.amount_cents, "delta_cents": ride.delta_cents, "status": ride.status}
+    return {
+        "id": ride.id,
+        "amount_cents": ride.amount_cents,
+        "delta_cents": ride.delta_cents,
+        "status": ride.status,
+    }
 
 
 pipeline.stages(Ride, to=rides, key="id", data=_data)
@@ -92,15 +99,17 @@ CREATE TABLE rocket_rides.effects (consumer text NOT NULL, record_id bigint NOT 
                                    "offset" bigint NOT NULL, latency_us bigint NOT NULL,
                                    number bigint GENERATED ALWAYS AS IDENTITY);
 CREATE TABLE rocket_rides.faults (kind text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
-"""
+"""  # noqa: E501  SQL
 
 _NOTE_EFFECTS = text(
     """
     INSERT INTO rocket_rides.effects
     SELECT :consumer, id, shard, "offset", (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - staged_us
     FROM unnest(:ids, :shards, :offsets, :staged) AS r (id, shard, "offset", staged_us)
-    """
-).bindparams(*(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "shards", "offsets", "staged")))
+    """  # noqa: E501  SQL
+).bindparams(
+    *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "shards", "offsets", "staged"))
+)
 
 _KEEP_COPIES = """
 WITH given AS (
@@ -126,7 +135,7 @@ _INDEX = text(
     INSERT INTO rocket_rides.ride_index
     SELECT * FROM rocket_rides.indexable WHERE ride_id = ANY (:ids)
     ON CONFLICT (ride_id) DO UPDATE SET amount_cents = excluded.amount_cents, words = excluded.words
-    """
+    """  # noqa: E501  SQL
 ).bindparams(bindparam("ids", type_=ARRAY(BigInteger)))
 
 
@@ -145,7 +154,9 @@ def _note_effects(session: Session, consumer: str, records: Sequence[Record]) ->
 
 def keep_copies(session: Session, table: str, records: Sequence[Record]) -> None:
     """Updates a copy of the table with the newest record of each ride."""
-    newest = {r.data["id"]: r.data["amount_cents"] if r.action != "delete" else None for r in records}
+    newest = {
+        r.data["id"]: r.data["amount_cents"] if r.action != "delete" else None for r in records
+    }
     session.execute(
         text(_KEEP_COPIES.format(table=table)).bindparams(
             *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("ids", "amounts"))
@@ -159,7 +170,10 @@ def ride_totals(session: Session, records: Sequence[Record]) -> None:
     """Keeps a running total, which shows any record that is lost, doubled or invented."""
     _note_effects(session, "ride_totals", records)
     session.execute(
-        text("UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = 'ride_totals'"),
+        text(
+            "UPDATE rocket_rides.totals SET total_cents = total_cents + :delta WHERE consumer = "
+            "'ride_totals'"
+        ),
         {"delta": sum(record.data["delta_cents"] for record in records)},
     )
 
@@ -186,10 +200,15 @@ def send_receipts(session: Session, job: Job) -> None:
     )
 
 
-@pipeline.reconciliation(of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"])
+@pipeline.reconciliation(
+    of=ride_totals, state="rocket_rides.totals", key="consumer", columns=["total_cents"]
+)
 def canonical_total(_: object) -> str:
     """Returns the correct total."""
-    return "SELECT 'ride_totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS total_cents FROM rocket_rides.rides"
+    return (
+        "SELECT 'ride_totals' AS consumer, coalesce(sum(amount_cents), 0)::bigint AS "
+        "total_cents FROM rocket_rides.rides"
+    )
 
 
 @pipeline.reconciliation(of=ride_copies, state="rocket_rides.copies", key="ride_id")
@@ -199,9 +218,14 @@ def canonical_copies(_: object) -> str:
 
 
 LATE_CONSUMER = "ride-late"
-"""The consumer that is added later: it begins with the current tables, and continues with the log."""
+"""The consumer that is added later.
 
-late_pipeline = Pipeline([rides, ride_index], schema=pipeline.scope.schema, namespace=pipeline.scope.namespace)
+It begins with the current tables, and continues with the log.
+"""
+
+late_pipeline = Pipeline(
+    [rides, ride_index], schema=pipeline.scope.schema, namespace=pipeline.scope.namespace
+)
 
 
 @late_pipeline.consumer(reads=rides, name=LATE_CONSUMER)
@@ -220,9 +244,14 @@ CRASH_EVERY = "PENSTOCK_DEMO_CRASH_EVERY"
 """Environment variable: average time between two crashes of a process, in seconds."""
 
 REPEAT_CHANCE = "PENSTOCK_DEMO_REPEAT_CHANCE"
-"""Environment variable: probability, 0 to 1, that a streamer sends, and a consumer reads, its last records again."""
+"""Environment variable: probability that a streamer, or a consumer, repeats its last records."""
 
-APPLIED = ("consumer.after_apply", "together.after_apply", "members.after_apply", "jobs.after_apply")
+APPLIED = (
+    "consumer.after_apply",
+    "together.after_apply",
+    "members.after_apply",
+    "jobs.after_apply",
+)
 """Crash points between the effects and the checkpoint."""
 
 CRASHED = 70

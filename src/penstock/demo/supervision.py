@@ -18,17 +18,20 @@ from penstock.demo.rides import CRASHED
 from penstock.embedded.processes import free_port
 
 _RESTARTED = (0, 1, CRASHED, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes after which a command is restarted: it crashed, was killed, or lost a worker too often."""
+"""Exit codes after which a command is restarted.
+
+It crashed, was killed, or lost a worker too often.
+"""
 
 RATE = "PENSTOCK_DEMO_RATE"
-"""Environment variable: the share of requests that are recruited for each chore that moves records."""
+"""Environment variable: share of requests recruited for each chore that moves records."""
 
 LAST_LINES = 5
 """Number of lines of stderr that are shown if a process cannot run."""
 
 
 class SupervisedProcess:
-    """A module that is started again when it crashes or is killed, such as a Penstock command, until it has a ``failure``."""
+    """A module that is restarted when it crashes or is killed, until it has a ``failure``."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.failure: str | None = None
@@ -54,14 +57,18 @@ class SupervisedProcess:
 
     def _supervise(self) -> None:
         while not self._ended.is_set():
-            # The terminal shows the demo's own table; stderr is kept for the case that the command cannot run.
+            # The terminal shows the demo's own table; stderr is kept for the case that the command
+            # cannot run.
             with tempfile.TemporaryFile() as stderr:
                 self._process = start_child(self._command, self._environment, stderr)
                 code = self._process.wait()
                 assert self._process.stdin is not None
                 self._process.stdin.close()
                 if code not in _RESTARTED:
-                    self.failure = f"{' '.join(self._command[:2])} ended with exit code {code}\n{last_lines(stderr)}"
+                    self.failure = (
+                        f"{' '.join(self._command[:2])} ended with exit code "
+                        f"{code}\n{last_lines(stderr)}"
+                    )
                     return
             self._ended.wait(0.1)
 
@@ -104,7 +111,10 @@ def end(process: subprocess.Popen[bytes] | None, timeout_s: float) -> None:
 
 
 def busy_workers(pid: int) -> list[int]:
-    """Returns the process ids of a Spark application's Python workers that run a long task; none if it has ended."""
+    """Returns the process ids of a Spark application's Python workers that run a long task.
+
+    None if it has ended.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(pid).children(recursive=True)
         return [child.pid for child in children if _is_busy_worker(child)]
@@ -127,7 +137,8 @@ class ApiProcesses:
         ports = [free_port() for _ in range(count)]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.processes = [
-            SupervisedProcess(["penstock.demo.api"], {**environment, "PORT": str(port)}) for port in ports
+            SupervisedProcess(["penstock.demo.api"], {**environment, "PORT": str(port)})
+            for port in ports
         ]
         self._counts: dict[int, dict[str, int]] = {}
 
@@ -137,7 +148,10 @@ class ApiProcesses:
             process.start()
 
     def count(self) -> dict[str, int]:
-        """Adds up the counters of the recruits; the last moments of a killed process are missing."""
+        """Adds up the counters of the recruits.
+
+        The last moments of a killed process are missing.
+        """
         for url in self.urls:
             try:
                 counters = httpx.get(f"{url}/recruits", timeout=2).json()
@@ -164,10 +178,12 @@ def _watch_parent() -> None:
 
 
 def main() -> None:
-    """Runs a module that ends with its parent: ``python -m penstock.demo.supervision MODULE ARGUMENT…``.
+    """Runs a module that ends with its parent.
 
-    Its standard input is a pipe held open by the parent.  When the parent ends, even by SIGKILL, the pipe closes, and the
-    whole process group is killed, including Spark's JVM.
+    ``python -m penstock.demo.supervision MODULE ARGUMENT…``.
+
+    Its standard input is a pipe held open by the parent.  When the parent ends, even by SIGKILL,
+    the pipe closes, and the whole process group is killed, including Spark's JVM.
     """
     threading.Thread(target=_watch_parent, name="parent watch", daemon=True).start()
     del sys.argv[0]

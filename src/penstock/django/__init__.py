@@ -1,4 +1,6 @@
-"""Penstock in a Django project: ``"penstock.django"`` in ``INSTALLED_APPS``, and a ``DjangoPipeline``.
+"""Penstock in a Django project.
+
+``"penstock.django"`` in ``INSTALLED_APPS``, and a ``DjangoPipeline``.
 
 django_pipeline   rules for models, captured by trigger, and handlers with the ORM
 orm_connection    the ORM on the worker's session of Postgres, while a handler runs
@@ -8,7 +10,8 @@ migrations        Penstock's tables
 management        ``manage.py penstock``
 testing           a test case whose commits go through the pipeline
 
-``--app penstock.django:pipeline`` is the pipeline of the project whose settings ``DJANGO_SETTINGS_MODULE`` names, in any process.
+``--app penstock.django:pipeline`` is the pipeline of the project whose settings
+``DJANGO_SETTINGS_MODULE`` names, in any process.
 """
 
 from typing import Any

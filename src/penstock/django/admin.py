@@ -1,7 +1,8 @@
-"""Dead letters in Django's admin: listed, shown, and retried by the consumers' workers; nothing else is done to them.
+"""Dead letters in Django's admin: listed, shown, and retried by the consumers' workers.
 
-Who may what are permissions of Django's: ``penstock.view_letter`` sees the pages, ``penstock.retry_letter`` may ask for
-retries, ``penstock.view_payload`` sees keys, reasons and payloads, all of which may quote a record.
+Nothing else is done to them.  Who may what are permissions of Django's: ``penstock.view_letter``
+sees the pages, ``penstock.retry_letter`` may ask for retries, ``penstock.view_payload`` sees keys,
+reasons and payloads, all of which may quote a record.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,12 @@ class LetterAdmin(admin.ModelAdmin):
         last = letters[-1] if len(letters) == PAGE else None
         named_letters = [(_name(letter), letter) for letter in letters]
         return self._show(
-            request, "dead_letters", letters=named_letters, more=last, of=letter_filter.consumer, title="Dead letters"
+            request,
+            "dead_letters",
+            letters=named_letters,
+            more=last,
+            of=letter_filter.consumer,
+            title="Dead letters",
         )
 
     def change_view(
@@ -82,7 +88,10 @@ class LetterAdmin(admin.ModelAdmin):
     def _check(self, request: HttpRequest, permission: str = "view_letter") -> None:
         if not request.user.has_perm(f"penstock.{permission}"):
             raise PermissionDenied
-        if any("\0" in text for text in (request.path, *request.GET.values(), *request.POST.getlist("letter"))):
+        if any(
+            "\0" in text
+            for text in (request.path, *request.GET.values(), *request.POST.getlist("letter"))
+        ):
             raise BadRequest("NUL is in no name")
 
     def _show(self, request: HttpRequest, name: str, **values: Any) -> HttpResponse:
@@ -107,15 +116,24 @@ class LetterAdmin(admin.ModelAdmin):
             if chosen:
                 requested = request_retries(connection, chosen, scope=scope)
                 commands = "; ".join(
-                    f"penstock dead-letters retry {letter.consumer} '{letter.place}'" for letter in chosen
+                    f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
+                    for letter in chosen
                 )
-                user, title = request.user.get_username(), f"Retry {format_count(requested, 'dead letter')}"
+                user, title = (
+                    request.user.get_username(),
+                    f"Retry {format_count(requested, 'dead letter')}",
+                )
                 note_action(connection, user, title, commands, scope=scope)
         self.message_user(
-            request, f"Workers retry {format_count(requested, 'dead letter')} within seconds, unless they are paused."
+            request,
+            f"Workers retry {format_count(requested, 'dead letter')} within seconds, unless they "
+            "are paused.",
         )
         if len(chosen) < len(letters):
-            text = "Those of whose key a later record was applied since are not retried here: penstock dead-letters retry --superseded"
+            text = (
+                "Those of whose key a later record was applied since are not retried here: "
+                "penstock dead-letters retry --superseded"
+            )
             self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(request.get_full_path())
 

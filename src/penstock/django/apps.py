@@ -1,9 +1,12 @@
-"""The app ``penstock.django``: what ``manage.py migrate`` and ``check`` do, and the setting that names the pipeline.
+"""The app ``penstock.django``.
+
+What ``manage.py migrate`` and ``check`` do, and the setting that names the pipeline.
 
     PENSTOCK = {"PIPELINE": "shop.events:pipeline", "REDIS_URL": "redis://localhost"}
 
-Migrating brings Penstock's tables to this release's revision, and installs the triggers of the rules when all models have
-their tables: at the end, whichever migrations there were, so that squashed migrations and databases of tests have them too.
+Migrating brings Penstock's tables to this release's revision, and installs the triggers of the
+rules when all models have their tables: at the end, whichever migrations there were, so that
+squashed migrations and databases of tests have them too.
 """
 
 from collections.abc import Iterator
@@ -47,11 +50,14 @@ def get_pipeline() -> DjangoPipeline:
     path = get_setting("PIPELINE")
     if not path:
         raise DeclarationError(
-            'which pipeline? Name it in the settings: PENSTOCK = {"PIPELINE": "shop.events:pipeline"}'
+            'which pipeline? Name it in the settings: PENSTOCK = {"PIPELINE": '
+            '"shop.events:pipeline"}'
         )
     pipeline = load_pipeline(path)
     if not isinstance(pipeline, DjangoPipeline):
-        raise DeclarationError(f"{path} is a {type(pipeline).__name__}: declare it as a penstock.django.DjangoPipeline")
+        raise DeclarationError(
+            f"{path} is a {type(pipeline).__name__}: declare it as a penstock.django.DjangoPipeline"
+        )
     if pipeline.using not in connections or connections[pipeline.using].vendor != "postgresql":
         raise DeclarationError(f"{path}: using={pipeline.using!r} is no Postgres in DATABASES")
     return pipeline
@@ -63,18 +69,27 @@ def get_setting(name: str) -> Any:
 
 
 def get_database_url(using: str) -> str:
-    """Returns the URL of a database in ``DATABASES`` for Penstock's own connections; in tests, of the test database."""
+    """Returns the URL of a database in ``DATABASES`` for Penstock's own connections.
+
+    In tests, of the test database.
+    """
     from psycopg.pq import Conninfo  # noqa: PLC0415  the driver is not needed to declare
 
     options = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"client_encoding"}
-    parameters = {name: value for name, value in connections[using].get_connection_params().items() if name in options}
-    user, password, path = (quote(str(parameters.pop(name, "")), safe="") for name in ("user", "password", "dbname"))
+    parameters = {
+        name: value
+        for name, value in connections[using].get_connection_params().items()
+        if name in options
+    }
+    user, password, path = (
+        quote(str(parameters.pop(name, "")), safe="") for name in ("user", "password", "dbname")
+    )
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""
     return f"postgresql://{login}/{path}?{urlencode(parameters, quote_via=quote)}".rstrip("?")
 
 
 def check_pipeline(**_: object) -> list[checks.CheckMessage]:
-    """Checks for ``manage.py check`` that the pipeline can be imported, and that its rules are valid and see their changes."""
+    """Checks for ``manage.py check`` that the pipeline imports, and its rules see their changes."""
     try:
         pipeline = get_pipeline()
     except PenstockError as error:
@@ -83,13 +98,16 @@ def check_pipeline(**_: object) -> list[checks.CheckMessage]:
 
 
 def _find_elsewhere(pipeline: DjangoPipeline) -> Iterator[checks.CheckMessage]:
-    """Finds models that are written to another database: a trigger and Penstock's tables are in one."""
+    """Finds models that are written to another database.
+
+    A trigger and Penstock's tables are in one.
+    """
     for model in pipeline.models:
         alias = router.db_for_write(model)
         if alias != pipeline.using:
             yield checks.Error(
-                f"{model.__name__} is written to the database {alias!r}, and its staging rule is of a pipeline with "
-                f"using={pipeline.using!r}: nothing would be staged",
+                f"{model.__name__} is written to the database {alias!r}, and its staging rule is "
+                f"of a pipeline with using={pipeline.using!r}: nothing would be staged",
                 hint=f"Declare the rule in a DjangoPipeline(…, using={alias!r}).",
                 obj=model,
                 id="penstock.E002",
@@ -109,9 +127,10 @@ def _find_unstaged(pipeline: DjangoPipeline) -> Iterator[checks.CheckMessage]:
     for name, (model, table) in fields.items():
         if table not in staged:
             yield checks.Warning(
-                f"{name} is kept in the table {table}: adding to it or removing from it changes no row of "
-                f"{model.__name__}, and nothing is staged",
-                hint=f"Declare a rule for {name}.through; or add penstock.W001 to SILENCED_SYSTEM_CHECKS.",
+                f"{name} is kept in the table {table}: adding to it or removing from it changes "
+                f"no row of {model.__name__}, and nothing is staged",
+                hint=f"Declare a rule for {name}.through; or add penstock.W001 to "
+                "SILENCED_SYSTEM_CHECKS.",
                 obj=model,
                 id="penstock.W001",
             )
@@ -142,9 +161,16 @@ def drop_tables(using: str) -> None:
             connection.execute(f"DROP FUNCTION IF EXISTS {trigger.function}() CASCADE".encode())
 
 
-def upgrade_after_migrate(using: str, verbosity: int, plan: Any = None, stdout: Any = None, **_: object) -> None:
-    """Brings tables and triggers up to date, unless Penstock's were just removed; ``flush`` has no plan."""
-    if plan is None or any(backwards for migration, backwards in plan if migration.app_label == "penstock"):
+def upgrade_after_migrate(
+    using: str, verbosity: int, plan: Any = None, stdout: Any = None, **_: object
+) -> None:
+    """Brings tables and triggers up to date, unless Penstock's were just removed.
+
+    ``flush`` has no plan.
+    """
+    if plan is None or any(
+        backwards for migration, backwards in plan if migration.app_label == "penstock"
+    ):
         return
     from penstock.schema.capture import install_triggers, make_triggers  # noqa: PLC0415  the driver
 
@@ -152,7 +178,9 @@ def upgrade_after_migrate(using: str, verbosity: int, plan: Any = None, stdout: 
     if using != pipeline.using:
         return
     create_tables(using)
-    with connections[using].cursor() as cursor:  # with a schema a tenant, that which is being migrated
+    with connections[
+        using
+    ].cursor() as cursor:  # with a schema a tenant, that which is being migrated
         cursor.execute("SHOW search_path")
         [search_path] = cursor.fetchone()
     try:
@@ -168,7 +196,7 @@ def upgrade_after_migrate(using: str, verbosity: int, plan: Any = None, stdout: 
 
 
 def allow_flush(connection: Any, **_: object) -> None:
-    """Has ``flush``, which ends every TransactionTestCase, empty tables that are captured by trigger."""
+    """Has ``flush``, the end of every TransactionTestCase, empty tables captured by trigger."""
     if connection.vendor != "postgresql" or "execute_sql_flush" in vars(connection.ops):
         return
     flush = connection.ops.execute_sql_flush

@@ -1,7 +1,9 @@
-"""The pipeline of a Django project: rules for its models, captured by trigger, and handlers that use its ORM.
+"""The pipeline of a Django project.
 
-Signals of Django's miss ``bulk_create``, ``update()`` and SQL, so that nothing here listens to them: a trigger of the model's
-table sees them all.  The trigger is made for a class of SQLAlchemy's that has the columns of the model.
+Rules for its models, captured by trigger, and handlers that use its ORM.  Signals of Django's miss
+``bulk_create``, ``update()`` and SQL, so that nothing here listens to them: a trigger of the
+model's table sees them all.  The trigger is made for a class of SQLAlchemy's that has the columns
+of the model.
 """
 
 from collections.abc import Iterable
@@ -36,7 +38,10 @@ _TYPES: dict[str, Any] = {
     "uuid": types.Uuid,
     "jsonb": postgresql.JSONB,
 }
-"""For the names that Django gives Postgres' types; a rule says of a column of another type that it has to be left out."""
+"""For the names that Django gives Postgres' types.
+
+A rule says of a column of another type that it has to be left out.
+"""
 
 
 class DjangoPipeline(Pipeline):
@@ -50,11 +55,12 @@ class DjangoPipeline(Pipeline):
         def total(_, record):
             Total.objects.filter(id=1).update(fare=F("fare") + record.data["fare"])
 
-    In rules, columns have the names of the model's attributes: of a foreign key ``rider_id``.  A field ``password`` is left out of
-    payloads that do not name it, and so are those that the model lists in ``penstock_secret``.
+    In rules, columns have the names of the model's attributes: of a foreign key ``rider_id``.  A
+    field ``password`` is left out of payloads that do not name it, and so are those that the model
+    lists in ``penstock_secret``.
 
-    In a handler, plain or ``async def``, the database ``using`` is the transaction that carries the checkpoint.  Other
-    databases are as ever.
+    In a handler, plain or ``async def``, the database ``using`` is the transaction that carries the
+    checkpoint.  Other databases are as ever.
 
     Attributes:
         using: The alias of the database that holds the models and Penstock's tables.
@@ -100,9 +106,14 @@ class DjangoPipeline(Pipeline):
         if meta.abstract or meta.parents:
             raise DeclarationError(
                 f"staging rule of {model.__name__}: a trigger sees one table, and this model has "
-                f"{'none' if meta.abstract else 'columns in several'}; declare rules for the models of the tables"
+                f"{'none' if meta.abstract else 'columns in several'}; declare rules for the "
+                "models of the tables"
             )
-        secret = {"password", *getattr(concrete, "penstock_secret", ()), *getattr(model, "penstock_secret", ())}
+        secret = {
+            "password",
+            *getattr(concrete, "penstock_secret", ()),
+            *getattr(model, "penstock_secret", ()),
+        }
         mapped = _map_model(concrete, frozenset(secret), self.using)
         self._models[mapped] = model
         return mapped
@@ -156,5 +167,7 @@ def _find_type(field: "Field[Any, Any]", using: str) -> types.TypeEngine[Any]:
 
 
 def _make_type(name: str) -> types.TypeEngine[Any]:
-    column_type: types.TypeEngine[Any] = _TYPES.get(name.partition("(")[0].strip(), types.NullType)()
+    column_type: types.TypeEngine[Any] = _TYPES.get(
+        name.partition("(")[0].strip(), types.NullType
+    )()
     return column_type

@@ -1,4 +1,7 @@
-"""The model that stands for dead letters in the admin: it has permissions, and no table of its own."""
+"""The model that stands for dead letters in the admin.
+
+It has permissions, and no table of its own.
+"""
 
 from django.db import models
 

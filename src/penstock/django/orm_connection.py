@@ -1,11 +1,12 @@
-"""Django's ORM in a handler: on the worker's session of Postgres, in the transaction that also carries the checkpoint.
+"""Django's ORM in a handler: on the worker's session, in the transaction of the checkpoint.
 
-While a handler runs, ``connections[alias]`` of its thread is a connection of Django's class over the same libpq connection as the
-worker's, with Django's own adapters and cursors.  It is within ``atomic()``: a block of the handler's is a savepoint, and commit,
-rollback and autocommit are refused by Django itself.  Functions given to ``on_commit`` run after the worker's COMMIT.
+While a handler runs, ``connections[alias]`` of its thread is a connection of Django's class over
+the same libpq connection as the worker's, with Django's own adapters and cursors.  It is within
+``atomic()``: a block of the handler's is a savepoint, and commit, rollback and autocommit are
+refused by Django itself.  Functions given to ``on_commit`` run after the worker's COMMIT.
 
-A handler that is ``async def`` has a thread of its own for the ORM, as Django's asynchronous methods and ``sync_to_async`` need
-one; the event loop does not use the connection meanwhile.
+A handler that is ``async def`` has a thread of its own for the ORM, as Django's asynchronous
+methods and ``sync_to_async`` need one; the event loop does not use the connection meanwhile.
 """
 
 import asyncio
@@ -49,10 +50,13 @@ _BEGIN = text("SELECT 1")
 
 
 class SharedConnection(HandlerConnection):
-    """Django's psycopg connection over the worker's: another object for the same session of the server."""
+    """Django's psycopg connection over the worker's.
+
+    Another object for the same session of the server.
+    """
 
     def __init__(self, worker: Any, wrapper: Any, begin: Callable[[], object]) -> None:
-        """Sets up; ``begin`` begins the worker's transaction, if its first statement is the ORM's."""
+        """Sets up; ``begin`` begins the worker's transaction if the ORM has its first statement."""
         pgconn = worker.pgconn
         handlers = pgconn.notice_handler, pgconn.notify_handler
         super().__init__(pgconn)
@@ -63,7 +67,10 @@ class SharedConnection(HandlerConnection):
         self.longest_silence_s = worker.handler_silence_s
         self._own_adapters = AdaptersMap(parameters["context"].adapters)
         self._begin, self._is_begun = begin, False
-        self._timezone, self._found_timezone = wrapper.timezone_name, self.info.parameter_status("TimeZone")
+        self._timezone, self._found_timezone = (
+            wrapper.timezone_name,
+            self.info.parameter_status("TimeZone"),
+        )
         self.aborted_by: Error | None = None
 
     @property
@@ -81,21 +88,25 @@ class SharedConnection(HandlerConnection):
         try:
             returned = super().wait(gen, *args, **options)
         except Error as error:
-            if sqlstate(error) != IN_FAILED_TRANSACTION:  # what follows the error that aborted the transaction
+            if (
+                sqlstate(error) != IN_FAILED_TRANSACTION
+            ):  # what follows the error that aborted the transaction
                 self.aborted_by = error
             raise
         self.aborted_by = None
         return returned
 
     def _set_timezone(self) -> None:
-        """Sets Django's time zone; again after the rollback of a savepoint, which undoes the setting."""
+        """Sets Django's time zone; again after the rollback of a savepoint, which undoes it."""
         if not self._timezone or self._timezone == self._found_timezone:
             return
         if (
             self.info.parameter_status("TimeZone") == self._found_timezone
             and self.pgconn.transaction_status == TransactionStatus.INTRANS
         ):
-            self.pgconn.exec_params(b"SELECT pg_catalog.set_config('TimeZone', $1, true)", [self._timezone.encode()])
+            self.pgconn.exec_params(
+                b"SELECT pg_catalog.set_config('TimeZone', $1, true)", [self._timezone.encode()]
+            )
 
     @override
     def close(self) -> None:
@@ -107,7 +118,9 @@ class SharedConnection(HandlerConnection):
 
 
 @contextmanager
-def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits: Commits) -> Iterator[None]:
+def orm_connected(
+    using: str, worker: Any, begin: Callable[[], object], commits: Commits
+) -> Iterator[None]:
     """Has the ORM use the worker's connection in this thread, while the block runs."""
     original, shared = connections[using], connections.create_connection(using)
     shared.connection = connection = SharedConnection(worker, shared, begin)
@@ -121,18 +134,23 @@ def orm_connected(using: str, worker: Any, begin: Callable[[], object], commits:
     finally:
         connections[using] = original
     aborted_by = connection.aborted_by
-    is_aborted = aborted_by is not None and worker.pgconn.transaction_status == TransactionStatus.INERROR
+    is_aborted = (
+        aborted_by is not None and worker.pgconn.transaction_status == TransactionStatus.INERROR
+    )
     if shared.needs_rollback or is_aborted:
         raise BrokenTransaction(
-            "the handler went on in a transaction that cannot be committed: after an error that it caught, "
-            "atomic(savepoint=False), set_rollback(True) or connection.close(). Let the error out, or put what may fail "
-            "into `with transaction.atomic():`"
+            "the handler went on in a transaction that cannot be committed: after an error that "
+            "it caught, atomic(savepoint=False), set_rollback(True) or connection.close(). Let "
+            "the error out, or put what may fail into `with transaction.atomic():`"
         ) from aborted_by
     commits += [function for _, function, _ in shared.run_on_commit]
 
 
 def _register_types(shared: Any) -> None:
-    """Registers the app's types, as it does for each new connection; its signal has other listeners too."""
+    """Registers the app's types, as it does for each new connection.
+
+    Its signal has other listeners too.
+    """
     from django.contrib.postgres.signals import register_type_handlers  # noqa: PLC0415  an optional app
 
     register_type_handlers(shared)
@@ -150,12 +168,19 @@ def call_within(using: str, call: Callable[..., Any], session: Session, items: A
         close_old_connections()
     if commits:
         # In the handler's context: it may name a tenant.
-        connection.info.setdefault(AFTER_COMMIT, []).append(partial(copy_context().run, _run, commits))
+        connection.info.setdefault(AFTER_COMMIT, []).append(
+            partial(copy_context().run, _run, commits)
+        )
     return returned
 
 
-async def call_within_async(using: str, call: Callable[..., Any], session: AsyncSession, items: Any) -> Any:
-    """Calls an ``async def`` handler likewise; the ORM's statements run in a thread of the handler's."""
+async def call_within_async(
+    using: str, call: Callable[..., Any], session: AsyncSession, items: Any
+) -> Any:
+    """Calls an ``async def`` handler likewise.
+
+    The ORM's statements run in a thread of the handler's.
+    """
     commits: Commits = []
     connection: Any = (await session.connection()).sync_connection
     worker = connection.connection.driver_connection
@@ -170,7 +195,9 @@ async def call_within_async(using: str, call: Callable[..., Any], session: Async
         try:
             returned = await call(session, items)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):  # a time limit: the thread may be waiting for a statement
+            if isinstance(
+                error, asyncio.CancelledError
+            ):  # a time limit: the thread may be waiting for a statement
                 with suppress(Error):
                     await worker.cancel_safe(timeout=CANCEL_S)
             await sync_to_async(block.__exit__)(*sys.exc_info())

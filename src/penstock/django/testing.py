@@ -1,7 +1,8 @@
 """Tests of a Django project.
 
-In a ``TestCase``, whose transaction is never committed, ``penstock.testing`` shows what is staged: ``staged(connection)``,
-``assert_staged(connection, …)``.  What is to reach the handlers has to be committed, which takes a ``PipelineTestCase``.
+In a ``TestCase``, whose transaction is never committed, ``penstock.testing`` shows what is staged:
+``staged(connection)``, ``assert_staged(connection, …)``.  What is to reach the handlers has to be
+committed, which takes a ``PipelineTestCase``.
 """
 
 from pathlib import Path
@@ -28,8 +29,9 @@ class PipelineTestCase(TransactionTestCase):
                 self.drain()
                 self.assertEqual(Revenue.objects.get().cents, 500)
 
-    Each test begins without records.  Its Redis is that of ``PENSTOCK["TEST_REDIS_URL"]``, whose keys of the pipeline's namespace are
-    deleted; without this setting it is a Valkey of the class's own, from ``penstock-outbox[embedded]``.
+    Each test begins without records.  Its Redis is that of ``PENSTOCK["TEST_REDIS_URL"]``, whose
+    keys of the pipeline's namespace are deleted; without this setting it is a Valkey of the class's
+    own, from ``penstock-outbox[embedded]``.
     """
 
     _redis_url: ClassVar[str]
@@ -61,7 +63,8 @@ class PipelineTestCase(TransactionTestCase):
         """Publishes committed records and has the consumers apply them, until nothing is left.
 
         Args:
-            **options: Those of ``penstock.testing.drained``: ``consumers``, ``allow_dead_letters``, ``timeout_s``.
+            **options: Those of ``penstock.testing.drained``: ``consumers``, ``allow_dead_letters``,
+                ``timeout_s``.
 
         Returns:
             For each consumer, how many records it has applied.

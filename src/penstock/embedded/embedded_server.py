@@ -77,7 +77,9 @@ class EmbeddedServer(Stoppable):
     def process_id(self) -> int:
         """Process id of the server's main process."""
         if self._process is None:
-            raise ServerUnavailable(f"The {self.product} in {self.directory} is not running: start() it")
+            raise ServerUnavailable(
+                f"The {self.product} in {self.directory} is not running: start() it"
+            )
         return self._process.pid
 
     def is_running(self) -> bool:
@@ -85,7 +87,10 @@ class EmbeddedServer(Stoppable):
         return self._process is not None and self._process.is_running()
 
     def start(self) -> None:
-        """Starts the server, also after a crash; returns when it has recovered its data and answers."""
+        """Starts the server, also after a crash.
+
+        Returns when it has recovered its data and answers.
+        """
         if self.is_running():
             return
         try:
@@ -93,8 +98,8 @@ class EmbeddedServer(Stoppable):
             lock = self._lock.take()
         except OSError as error:
             raise ServerUnavailable(
-                f"{self.product} cannot run in {self.directory}: {error.strerror}: {error.filename}. "
-                "Name another directory: --data-directory"
+                f"{self.product} cannot run in {self.directory}: {error.strerror}: "
+                f"{error.filename}. Name another directory: --data-directory"
             ) from error
         try:
             self._start(lock)
@@ -131,7 +136,10 @@ class EmbeddedServer(Stoppable):
         """True if the server answers."""
 
     def _set_up(self) -> None:
-        """Creates what a new server lacks; called after each start.  Only Postgres has something to set up."""
+        """Creates what a new server lacks; called after each start.
+
+        Only Postgres has something to set up.
+        """
 
     def _start(self, lock: int) -> None:
         if self._sockets is None:
@@ -155,10 +163,13 @@ class EmbeddedServer(Stoppable):
                 return
             time.sleep(0.02)
         raise ServerUnavailable(
-            f"{self.product} does not start in {self.directory}.\nThe end of {self.log}:\n" + log_tail(self.log)
+            f"{self.product} does not start in {self.directory}.\nThe end of {self.log}:\n"
+            + log_tail(self.log)
         )
 
     def _socket_directory(self) -> Path:
         if self._sockets is None:
-            raise ServerUnavailable(f"The {self.product} in {self.directory} was never started: start() it")
+            raise ServerUnavailable(
+                f"The {self.product} in {self.directory} was never started: start() it"
+            )
         return self._sockets

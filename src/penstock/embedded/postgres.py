@@ -1,7 +1,8 @@
 """An embedded Postgres: any version's programs, with settings of your choice.
 
-Postgres refuses to run as root.  When we are root, the server therefore runs as ``nobody``, who must be able to reach its
-programs and its data: programs below a private directory (``/root``) are copied to a public one.
+Postgres refuses to run as root.  When we are root, the server therefore runs as ``nobody``, who
+must be able to reach its programs and its data: programs below a private directory (``/root``) are
+copied to a public one.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from penstock.embedded.processes import account_options, environment, find_packa
 from penstock.errors import ServerUnavailable
 
 USER = "postgres"
-"""Not ``penstock``: the default search path, ``"$user", public``, would put an application's tables among ours."""
+"""Not ``penstock``: the search path ``"$user", public`` would put users' tables among ours."""
 
 DATABASE = "penstock"
 
@@ -44,12 +45,13 @@ DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
 
 
 class EmbeddedPostgres(EmbeddedServer):
-    """A Postgres server in a directory; the first start creates the cluster and the database ``penstock``.
+    """A Postgres server in a directory.
 
-    It listens on a Unix socket in a directory that only its owner can enter, and on loopback with a password.
+    The first start creates the cluster and the database ``penstock``.  It listens on a Unix socket
+    in a directory that only its owner can enter, and on loopback with a password.
 
-    The ``settings`` override the defaults and whatever ``ALTER SYSTEM`` has stored.  ``postgres`` and ``initdb`` are the wheel's
-    unless there is a directory ``binaries``.
+    The ``settings`` override the defaults and whatever ``ALTER SYSTEM`` has stored.  ``postgres``
+    and ``initdb`` are the wheel's unless there is a directory ``binaries``.
     """
 
     product = "Postgres"
@@ -58,7 +60,11 @@ class EmbeddedPostgres(EmbeddedServer):
     guard_signal = signal.SIGQUIT
 
     def __init__(
-        self, directory: Path, *, settings: Mapping[str, str] = MappingProxyType({}), binaries: Path | None = None
+        self,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        binaries: Path | None = None,
     ) -> None:
         super().__init__(directory, account_for_postgres())
         self.settings = {**DEFAULT_SETTINGS, **settings}
@@ -67,7 +73,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """URL of the database ``penstock`` through the socket, for libpq, psycopg and SQLAlchemy alike."""
+        """URL of the database ``penstock`` by socket, for libpq, psycopg and SQLAlchemy alike."""
         return self.database_url(DATABASE)
 
     @property
@@ -113,7 +119,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return [binaries / "postgres", "-D", self.data_directory, *options]
 
     def _create_cluster(self, binaries: Path) -> None:
-        """Creates the cluster beside its place and renames it, so that an interrupted start leaves no partial one."""
+        """Creates the cluster, then renames it: an interrupted start leaves no partial one."""
         place = self._place_for_data()
         fresh = place.with_name(f"data.new-{secrets.token_hex(4)}")
         fresh.mkdir(0o700)
@@ -128,7 +134,7 @@ class EmbeddedPostgres(EmbeddedServer):
             shutil.rmtree(fresh, ignore_errors=True)
 
     def _place_for_data(self) -> Path:
-        """Returns ``data`` in our directory, or a link to a directory that the server's account can reach."""
+        """Returns ``data`` in our directory, or a link to one within reach of the account."""
         link = self.directory / "data"
         if self.account is None or is_open(self.directory):
             return link
@@ -155,10 +161,15 @@ class EmbeddedPostgres(EmbeddedServer):
             **account_options(self.account),
         )
         if process.returncode != 0:
-            raise ServerUnavailable(f"Postgres could not create a cluster in {data}.\ninitdb: {process.stderr.strip()}")
+            raise ServerUnavailable(
+                f"Postgres could not create a cluster in {data}.\ninitdb: {process.stderr.strip()}"
+            )
 
     def _new_password(self) -> Path:
-        """Generates a password and keeps it in ``password``; returns a copy that ``initdb`` can read."""
+        """Generates a password and keeps it in ``password``.
+
+        Returns a copy that ``initdb`` can read.
+        """
         secret = secrets.token_urlsafe(24)
         for_initdb = self._socket_directory() / "password"
         for path in (self.directory / "password", for_initdb):
@@ -170,10 +181,13 @@ class EmbeddedPostgres(EmbeddedServer):
         return read_own(self.directory / "password")
 
     def _remove_stale_pid_file(self) -> None:
-        """Removes the pid file of a killed server: its process id may belong to another process by now.
+        """Removes the pid file of a killed server.
 
-        Postgres removes the file itself unless a process with that id is alive.  We hold the lock of the directory, so
-        the only other possibility is a server that was started by hand, whose command line shows that it is a Postgres.
+        Its process id may belong to another process by now.
+
+        Postgres removes the file itself unless a process with that id is alive.  We hold the lock
+        of the directory, so the only other possibility is a server that was started by hand, whose
+        command line shows that it is a Postgres.
         """
         import psutil  # type: ignore[import-untyped]  # noqa: PLC0415  an optional extra, without types
 
@@ -183,7 +197,8 @@ class EmbeddedPostgres(EmbeddedServer):
         pid = int(pid_file.read_text().partition("\n")[0].strip() or 0)
         with contextlib.suppress(psutil.Error):
             if "postgres" in " ".join(psutil.Process(pid).cmdline()):
-                return  # Postgres checks further, and refuses to start if it is a server of this directory
+                # Postgres checks further, and refuses to start if it is a server of this directory
+                return
         pid_file.unlink()
 
     def _is_ready(self) -> bool:
@@ -227,7 +242,7 @@ def is_open(directory: Path) -> bool:
 
 
 def postgres_binaries(account: Account | None) -> Path:
-    """Finds the wheel's directory of ``postgres`` and ``initdb``, where ``account`` can reach it."""
+    """Finds the wheel's directory of ``postgres`` and ``initdb`` that ``account`` can reach."""
     site = find_package(_PACKAGE, _WHEEL, "Postgres", _INSTEAD).parent
     installation = _newest_installation(site / _PACKAGE)
     programs = (installation / "bin").resolve()  # a link to it may be in a private directory
@@ -244,7 +259,8 @@ def _newest_installation(package: Path) -> Path:
     }
     if not installations:
         raise ServerUnavailable(
-            f"The wheel {_WHEEL} {version(_WHEEL)} has no Postgres for this machine.\nName a server instead: {_INSTEAD}"
+            f"The wheel {_WHEEL} {version(_WHEEL)} has no Postgres for this machine.\nName a "
+            f"server instead: {_INSTEAD}"
         )
     return installations[max(installations)]
 

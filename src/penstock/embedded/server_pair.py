@@ -12,7 +12,7 @@ from penstock.errors import ServerUnavailable
 
 
 class EmbeddedServers(Stoppable):
-    """A Postgres and a Valkey that keep their data in ``postgres`` and ``redis`` in ``directory`` between runs."""
+    """A Postgres and a Valkey with their data in ``postgres`` and ``redis`` of ``directory``."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class EmbeddedServers(Stoppable):
             make_private(self._directory, shared=True)
         except OSError as error:
             raise ServerUnavailable(
-                f"{self._directory} cannot hold servers: {error.strerror}. Name another directory: --data-directory"
+                f"{self._directory} cannot hold servers: {error.strerror}. Name another "
+                "directory: --data-directory"
             ) from error
         self.postgres.start()
         try:

@@ -39,9 +39,12 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         streamer: False leaves the streamer to another process.
         idle_s: Longest pause between two rounds of the streamer that found nothing, in seconds.
         prepare: Whether statements may be prepared; behind a pooler none are.
-        concurrency: Jobs that each worker of a queue does at the same time; None takes what it declares.
-        sources: URLs of the Postgres of each source, for consumers that read several, by the sources' names.
-        share: The share of the shards that the streamer publishes, beside streamers of other processes.
+        concurrency: Jobs that each worker of a queue does at the same time; None takes what it
+            declares.
+        sources: URLs of the Postgres of each source, for consumers that read several, by the
+            sources' names.
+        share: The share of the shards that the streamer publishes, beside streamers of other
+            processes.
         report: Called with the result of each round.
 
     Raises:

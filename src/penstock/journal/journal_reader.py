@@ -1,4 +1,7 @@
-"""Reads the journal: its shards, their ends, and the record at an offset; and the state of these shards in Redis."""
+"""Reads the journal: its shards, their ends, and the record at an offset.
+
+And the state of these shards in Redis.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,25 +18,41 @@ from penstock.database.connections import Connection, fetch
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards
 from penstock.errors import ForeignLog
-from penstock.records import Epoch, LastRecord, Moment, Offset, Record, RecordId, Scope, Shard, ShardName
+from penstock.records import (
+    Epoch,
+    LastRecord,
+    Moment,
+    Offset,
+    Record,
+    RecordId,
+    Scope,
+    Shard,
+    ShardName,
+)
 
 CLOCK_MARGIN = timedelta(minutes=10)
-"""Limit by which a server's clock may be set back while a record waits for its tick: a search by time then still finds it."""
+"""Limit by which a server's clock may be set back while a record waits for its tick.
+
+A search by time then still finds it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledRecord:
     """The record that the journal has at an offset.
 
-    Ids of lost commits are given out again: ``staged_us`` differs between two records of one id.  It is None if the row is
-    gone.
+    Ids of lost commits are given out again: ``staged_us`` differs between two records of one id.
+    It is None if the row is gone.
     """
 
     id: RecordId
     staged_us: int | None
 
     def is_same_as(self, record: "JournaledRecord | LastRecord | Record | None") -> bool:
-        """True if both are the same record, as far as is known; None, an unknown record, counts as the same."""
+        """True if both are the same record, as far as is known.
+
+        None, an unknown record, counts as the same.
+        """
         if record is None:
             return True
         times = {self.staged_us, record.staged_us}
@@ -42,12 +61,16 @@ class JournaledRecord:
 
 @dataclass(frozen=True, slots=True)
 class MissedRecords:
-    """Records of a shard that the last tick saw but no tick gave an offset: nothing will publish them."""
+    """Records of a shard that the last tick saw but no tick gave an offset.
+
+    Nothing will publish them.
+    """
 
     shard: ShardName  # the shard they were staged for
     count: int  # number of records
     first: RecordId  # the lowest of their ids
-    is_isolated: bool  # whether they are isolated: no tick can give them an offset until their rows are corrected
+    # whether they are isolated: no tick can give them an offset until their rows are corrected
+    is_isolated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +78,8 @@ class Since:
     """Beginning of the records of a shard since a time."""
 
     before: Offset  # the offset before the first of them; the shard's last one if there is none
-    removed: int  # records that retention has removed, if some of them may have been staged since then; else 0
+    # records that retention has removed, if some of them may have been staged since then; else 0
+    removed: int
     at: datetime  # the time
 
 
@@ -64,10 +88,15 @@ def offsets_since(
 ) -> dict[ShardName, Since]:
     """Finds, in each shard, the first record that was staged at a time or later.
 
-    Later ones may be older: a shard is in the order of commits, and a long transaction stages early and commits late.
+    Later ones may be older: a shard is in the order of commits, and a long transaction stages early
+    and commits late.
     """
     is_ago = isinstance(moment, timedelta)
-    since = {"at": None if is_ago else moment, "ago": moment if is_ago else None, "margin": CLOCK_MARGIN}
+    since = {
+        "at": None if is_ago else moment,
+        "ago": moment if is_ago else None,
+        "margin": CLOCK_MARGIN,
+    }
     doing, values = "looking for a time in the journal", {**name_shards(shards), **since}
     rows = fetch(connection, scope, "penstock.journal.offsets_since", doing, values, binary=True)
     return {
@@ -90,14 +119,18 @@ def journal_bounds(
 ) -> dict[ShardName, tuple[Offset, Offset]]:
     """Returns the first and last offset of shards in the journal; (1, 0) for an empty shard.
 
-    Two index probes for each of ``shards``; None takes all that the journal has, with one more probe for each.
+    Two index probes for each of ``shards``; None takes all that the journal has, with one more
+    probe for each.
     """
     doing = "reading the ends of the journal"
     if shards is None:
         rows = fetch(connection, scope, "penstock.journal.every_bounds", doing)
     else:
         rows = fetch(connection, scope, "penstock.journal.bounds", doing, name_shards(shards))
-    return {ShardName(channel, Shard(shard)): (Offset(first), Offset(last)) for channel, shard, first, last in rows}
+    return {
+        ShardName(channel, Shard(shard)): (Offset(first), Offset(last))
+        for channel, shard, first, last in rows
+    }
 
 
 def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
@@ -107,18 +140,24 @@ def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offse
 
 def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
     """Returns the last offset of every shard of a registered channel; others are not published."""
-    rows = fetch(connection, scope, "penstock.journal.registered_tails", "reading the journal's tails")
+    rows = fetch(
+        connection, scope, "penstock.journal.registered_tails", "reading the journal's tails"
+    )
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
 def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
     """True if Postgres has a record with this id and time of staging."""
     values = {"id": record.id, "staged_us": record.staged_us}
-    [(exists,)] = fetch(connection, scope, "penstock.journal.staged_at", "looking for a record", values)
+    [(exists,)] = fetch(
+        connection, scope, "penstock.journal.staged_at", "looking for a record", values
+    )
     return bool(exists)
 
 
-def known_shards(connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()) -> list[ShardName]:
+def known_shards(
+    connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()
+) -> list[ShardName]:
     """Returns every shard that is registered or ``declared``."""
     channels = registered_channels(connection, scope).values()
     registered = (shard for channel in channels for shard in channel.shard_names)
@@ -149,7 +188,7 @@ def shards_to_compare(
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> list[ShardName]:
-    """Returns every registered or ``declared`` shard, and those in Redis that Postgres does not know.
+    """Returns registered and ``declared`` shards, and those in Redis that Postgres does not know.
 
     Postgres has lost them if it was restored to a time before the number of shards was changed.
     """
@@ -165,18 +204,24 @@ def shards_to_compare(
     return sorted({*registered, *declared, *written})
 
 
-def log_epochs(client: RedisClient, scope: Scope, shards: Sequence[ShardName]) -> dict[ShardName, Epoch]:
+def log_epochs(
+    client: RedisClient, scope: Scope, shards: Sequence[ShardName]
+) -> dict[ShardName, Epoch]:
     """Returns the epoch in which each shard was last written; leaves out shards that never were."""
 
     def ask(pipeline: Any, shard: ShardName) -> None:
         pipeline.get(log_keys(scope.namespace, shard).epoch)
 
     replies = pipelined(client, shards, ask, "reading the log's epochs")
-    return {shard: _parse_epoch(shard, reply) for shard, reply in replies.items() if reply is not None}
+    return {
+        shard: _parse_epoch(shard, reply) for shard, reply in replies.items() if reply is not None
+    }
 
 
 def _parse_epoch(shard: ShardName, reply: bytes | str) -> Epoch:
     text = reply.decode(errors="replace") if isinstance(reply, bytes) else reply
     if not _EPOCH.fullmatch(text):
-        raise ForeignLog(f"{shard}: the key of its epoch holds no number; something else uses Penstock's names")
+        raise ForeignLog(
+            f"{shard}: the key of its epoch holds no number; something else uses Penstock's names"
+        )
     return Epoch(int(text))

@@ -1,8 +1,8 @@
 """Fills the slices of a log's reader with records that have left Redis, from the journal.
 
-The journal must be that of the log: a Postgres that was restored to a point in time has other records at the same offsets.
-As a consumer does, it is compared with the log on every new connection, and again once the server was started since; also
-when the log has another epoch.
+The journal must be that of the log: a Postgres that was restored to a point in time has other
+records at the same offsets.  As a consumer does, it is compared with the log on every new
+connection, and again once the server was started since; also when the log has another epoch.
 """
 
 import asyncio
@@ -21,7 +21,16 @@ from penstock.database.statements import statements
 from penstock.errors import ServerUnavailable
 from penstock.journal.lineage import check_epoch, check_same_server, check_tails, server_start_us
 from penstock.parsing import find_number
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Record, RecordId, Scope, ShardName
+from penstock.records import (
+    DEFAULT_SCOPE,
+    Epoch,
+    Offset,
+    OffsetRange,
+    Record,
+    RecordId,
+    Scope,
+    ShardName,
+)
 from penstock.schema.revisions import check_revision
 
 
@@ -29,7 +38,8 @@ class FoundRecords(NamedTuple):
     """Records of a range.
 
     Attributes:
-        records: In the order in which they were read.  Offsets that retention has removed are missing.
+        records: In the order in which they were read.  Offsets that retention has removed are
+            missing.
         stored_bytes: Bytes of their payloads, as Postgres stores them.
     """
 
@@ -38,12 +48,17 @@ class FoundRecords(NamedTuple):
 
 
 def read_records(
-    executor: Executor, schema: str, offsets: OffsetRange, *, max_bytes: int, backwards: bool = False
+    executor: Executor,
+    schema: str,
+    offsets: OffsetRange,
+    *,
+    max_bytes: int,
+    backwards: bool = False,
 ) -> FoundRecords:
     """Reads the records of a range from Postgres, up to the limit.
 
-    The record whose payload, as Postgres stores it, reaches ``max_bytes`` is the last; ``backwards`` reads from the highest
-    offset down.
+    The record whose payload, as Postgres stores it, reaches ``max_bytes`` is the last;
+    ``backwards`` reads from the highest offset down.
     """
     values = {
         "channel": offsets.shard.channel,
@@ -52,13 +67,15 @@ def read_records(
         "last": offsets.last,
     }
     limits = {"bytes": max_bytes, "direction": -1 if backwards else 1}
-    rows = executor.execute(statements("penstock.journal", schema)["records"], {**values, **limits}).fetchall()
+    rows = executor.execute(
+        statements("penstock.journal", schema)["records"], {**values, **limits}
+    ).fetchall()
     records = make_records(offsets.shard, (row[1:] for row in rows))
     return FoundRecords(records, int(rows[-1][0]) if rows else 0)
 
 
 def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
-    """Makes records of rows of offset, id, key, action, object, data, headers and staging time in microseconds."""
+    """Makes records of rows of offset, id, key, action, object, data, headers and time in µs."""
     return [
         Record(shard.channel, shard.shard, Offset(offset), RecordId(record_id), *fields)
         for offset, record_id, *fields in rows
@@ -66,14 +83,21 @@ def make_records(shard: ShardName, rows: Iterable[tuple[Any, ...]]) -> list[Reco
 
 
 class JournalRecords:
-    """Records that Redis has evicted, from the journal in Postgres: what a ``LogReader`` takes as ``older=``.
+    """Records that Redis has evicted, from the journal in Postgres.
 
-    It connects when it is first needed.  It changes nothing, and needs no more rights than a viewer has.  Readers of several
-    threads may share it.
+    What a ``LogReader`` takes as ``older=``.
+
+    It connects when it is first needed.  It changes nothing, and needs no more rights than a viewer
+    has.  Readers of several threads may share it.
     """
 
     def __init__(
-        self, database_url: str, redis_url: str, *, scope: Scope = DEFAULT_SCOPE, prepare: bool = True
+        self,
+        database_url: str,
+        redis_url: str,
+        *,
+        scope: Scope = DEFAULT_SCOPE,
+        prepare: bool = True,
     ) -> None:
         """Sets up; nothing is sent.
 
@@ -98,8 +122,10 @@ class JournalRecords:
         Raises:
             ServerUnavailable: Postgres or Redis does not answer.
             HistoryDiverged: Postgres has lost commits that were published, or is another database.
-            DamagedJournal: The journal lacks records that the log has; ``ForeignLog`` if the log is not a pipeline's.
-            SchemaMissing: The tables are not there, or of a revision that this release does not work with.
+            DamagedJournal: The journal lacks records that the log has; ``ForeignLog`` if the log is
+                not a pipeline's.
+            SchemaMissing: The tables are not there, or of a revision that this release does not
+                work with.
             PrivilegeMissing: The role may not read the journal.
             InvalidSetting: A URL is invalid.
         """
@@ -129,7 +155,10 @@ class JournalRecords:
 
     @property
     def _lock(self) -> threading.Lock:
-        """Makes the lock at first use, of the class in place then: greenlets too hold it while they wait for a server."""
+        """Makes the lock at first use, of the class in place then.
+
+        Greenlets too hold it while they wait for a server.
+        """
         lock: threading.Lock = vars(self).setdefault("_made_lock", threading.Lock())
         return lock
 
@@ -144,7 +173,9 @@ class JournalRecords:
             return fill(self._connection, self._scope, log_slice)
 
     def _connect(self) -> WorkerConnection:
-        connection = connect_postgres(self._database_url, application="reader", prepare=self._prepare)
+        connection = connect_postgres(
+            self._database_url, application="reader", prepare=self._prepare
+        )
         try:
             check_revision(connection, self._scope)
             self._server_start_us = server_start_us(connection, self._scope)
@@ -174,11 +205,17 @@ class JournalRecords:
 class AsyncJournalRecords:
     """``JournalRecords`` for an ``AsyncLogReader``: runs in a thread.
 
-    A read that is cancelled ends at once; its statement goes on to its end, and the next one waits for it.
+    A read that is cancelled ends at once; its statement goes on to its end, and the next one waits
+    for it.
     """
 
     def __init__(
-        self, database_url: str, redis_url: str, *, scope: Scope = DEFAULT_SCOPE, prepare: bool = True
+        self,
+        database_url: str,
+        redis_url: str,
+        *,
+        scope: Scope = DEFAULT_SCOPE,
+        prepare: bool = True,
     ) -> None:
         """As ``JournalRecords``."""
         self._records = JournalRecords(database_url, redis_url, scope=scope, prepare=prepare)
@@ -198,15 +235,20 @@ class AsyncJournalRecords:
         await self.aclose()
 
 
-def fill(executor: Executor, scope: Scope, log_slice: LogSlice, *, max_bytes: int = MAX_BYTES) -> LogSlice:
-    """Fills a slice with its evicted records from the journal; the slice ends early where the limit was reached.
+def fill(
+    executor: Executor, scope: Scope, log_slice: LogSlice, *, max_bytes: int = MAX_BYTES
+) -> LogSlice:
+    """Fills a slice with its evicted records from the journal.
 
-    The payloads may take ``max_bytes`` as Postgres stores them; one record may exceed it.
+    The slice ends early where the limit was reached.  The payloads may take ``max_bytes`` as
+    Postgres stores them; one record may exceed it.
     """
     records: list[Record] = []
     step = -1 if log_slice.is_backwards else 1
     for offsets in log_slice.evicted[::step]:
-        fetched = read_records(executor, scope.schema, offsets, max_bytes=max_bytes, backwards=log_slice.is_backwards)
+        fetched = read_records(
+            executor, scope.schema, offsets, max_bytes=max_bytes, backwards=log_slice.is_backwards
+        )
         records += fetched.records
         max_bytes -= fetched.stored_bytes
         if max_bytes <= 0:

@@ -1,9 +1,10 @@
 """Compares the lineage of Postgres with what Redis has seen.
 
-Runs on every new connection, before its first tick or record, and again once the server was started since: behind a pooler,
-a connection survives a restore.
-Redis behind the journal is filled by replay.  Redis ahead of the journal, or with another record at its tail, means that
-Postgres has lost commits that were published, and stops everything until an operator has decided.
+Runs on every new connection, before its first tick or record, and again once the server was started
+since: behind a pooler, a connection survives a restore.
+Redis behind the journal is filled by replay.  Redis ahead of the journal, or with another record at
+its tail, means that Postgres has lost commits that were published, and stops everything until an
+operator has decided.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,14 @@ from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import quote, statements
-from penstock.errors import DamagedJournal, ForeignLog, HistoryDiverged, ReadOnlyPostgres, SchemaMissing, ServerReplaced
+from penstock.errors import (
+    DamagedJournal,
+    ForeignLog,
+    HistoryDiverged,
+    ReadOnlyPostgres,
+    SchemaMissing,
+    ServerReplaced,
+)
 from penstock.journal.journal_reader import (
     JournaledRecord,
     has_record,
@@ -32,7 +40,7 @@ from penstock.records import Epoch, LastRecord, Offset, Scope, ShardName
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """The identifier of a cluster, given at initdb, and the timeline, which goes up with every promotion and every restore."""
+    """Identifier of a cluster, from initdb, and timeline, which promotions and restores raise."""
 
     system_identifier: str
     timeline: int
@@ -40,7 +48,10 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A lineage that agrees with Redis: the newest epoch in Postgres, the server that opened it, and the one that answers."""
+    """A lineage that agrees with Redis.
+
+    The newest epoch in Postgres, the server that opened it, and the one that answers.
+    """
 
     epoch: Epoch
     recorded: ServerIdentity
@@ -48,7 +59,10 @@ class Lineage:
 
     @property
     def has_moved(self) -> bool:
-        """True if the server was promoted or replaced, without losing anything published: a new epoch is due."""
+        """True if the server was promoted or replaced, without losing anything published.
+
+        A new epoch is due.
+        """
         return self.recorded != self.current
 
 
@@ -62,11 +76,11 @@ def check_lineage(
 ) -> Epoch:
     """Compares Postgres with its own records and with Redis; returns the epoch to publish in.
 
-    If the server was promoted or restored without losing anything published, it opens a new epoch, which fences off the
-    publishers of the old one.
+    If the server was promoted or restored without losing anything published, it opens a new epoch,
+    which fences off the publishers of the old one.
 
-    Shards that are ``declared`` are compared even if Postgres no longer knows them; ``on_unusable`` is called with one whose
-    keys cannot be compared, None raises.
+    Shards that are ``declared`` are compared even if Postgres no longer knows them; ``on_unusable``
+    is called with one whose keys cannot be compared, None raises.
     """
     lineage = examine_lineage(connection, client, scope, declared=declared, on_unusable=on_unusable)
     return _open_epoch(connection, scope, lineage) if lineage.has_moved else lineage.epoch
@@ -83,8 +97,8 @@ def examine_lineage(
     """Compares like ``check_lineage``, without opening an epoch."""
     sql = statements("penstock.journal", scope.schema)
     current = server_identity(connection, scope)
-    # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a streamer at work would
-    # cause false alarms.
+    # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a
+    # streamer at work would cause false alarms.
     shards = shards_to_compare(connection, client, scope, declared, on_unusable)
     logs = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
     epochs = ask_each(partial(log_epochs, client, scope), shards, on_unusable)
@@ -92,14 +106,17 @@ def examine_lineage(
     with postgres_errors("comparing epochs"):
         newest = connection.execute(sql["newest_epoch"]).fetchone()
         is_another = newest is not None and newest[1] != current.system_identifier
-        went_back = connection.execute(sql["transaction_ids_went_back"], {"is_another": is_another}).fetchone()
+        went_back = connection.execute(
+            sql["transaction_ids_went_back"], {"is_another": is_another}
+        ).fetchone()
     if newest is None or went_back is None:
         raise _no_epoch(scope)
     if went_back[0]:
         raise HistoryDiverged(
-            "this database's transaction ids lie before those of its records or of its last tick: it was dumped and loaded, or "
-            "restored into another cluster. What is staged since cannot be told from what is not. "
-            "See docs: errors#historydiverged; then: penstock reset epoch"
+            "this database's transaction ids lie before those of its records or of its last tick: "
+            "it was dumped and loaded, or restored into another cluster. What is staged since "
+            "cannot be told from what is not. See docs: errors#historydiverged; then: penstock "
+            "reset epoch"
         )
     _compare_epochs(newest_written, newest[0])
     _compare_tails(connection, client, scope, logs, on_unusable)
@@ -111,7 +128,9 @@ def examine_lineage(
 
 def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
     """Returns the identity of the server."""
-    rows = fetch(connection, scope, "penstock.journal.server_state", "reading the identity of Postgres")
+    rows = fetch(
+        connection, scope, "penstock.journal.server_state", "reading the identity of Postgres"
+    )
     [(system_identifier, timeline, in_recovery, read_only)] = rows
     if in_recovery or read_only:
         raise ReadOnlyPostgres(
@@ -125,17 +144,21 @@ def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
 def server_start_us(connection: Connection, scope: Scope) -> int:
     """Returns the start time of the server, in microseconds since 1970.
 
-    Read before a comparison, it shows later that the server is still the one that was compared (``check_same_server``).
+    Read before a comparison, it shows later that the server is still the one that was compared
+    (``check_same_server``).
     """
-    [(started_us,)] = fetch(connection, scope, "penstock.journal.server_start", "reading the start of Postgres")
+    [(started_us,)] = fetch(
+        connection, scope, "penstock.journal.server_start", "reading the start of Postgres"
+    )
     return int(started_us)
 
 
 def check_same_server(started_us: int, compared_us: int | None) -> None:
-    """Raises ``ServerReplaced`` if Postgres was started at another time than the compared server, if one was."""
+    """Raises ``ServerReplaced`` if Postgres was started since its history was compared."""
     if compared_us is not None and started_us != compared_us:
         raise ServerReplaced(
-            "Postgres was restarted, restored or replaced; its history is compared with the log's again"
+            "Postgres was restarted, restored or replaced; its history is compared with the log's "
+            "again"
         )
 
 
@@ -154,23 +177,26 @@ def check_tails(
     shards: Sequence[ShardName],
     on_unusable: OnUnusable | None = None,
 ) -> None:
-    """Checks that the log of each shard ends where its journal ends, or before, and with the same record."""
-    # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would cause false alarms.
+    """Checks that each shard's log ends at or before its journal, with the same record."""
+    # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would
+    # cause false alarms.
     logs = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
     _compare_tails(connection, client, scope, logs, on_unusable)
 
 
 def _no_epoch(scope: Scope) -> SchemaMissing:
     return SchemaMissing(
-        f"schema {scope.schema} has no epoch or no tick; was it created by hand? Create it with: penstock init"
+        f"schema {scope.schema} has no epoch or no tick; was it created by hand? Create it with: "
+        "penstock init"
     )
 
 
 def _compare_epochs(written: Epoch, newest: Epoch) -> None:
     if written > newest:
         raise HistoryDiverged(
-            f"the log was written in epoch {written}, Postgres knows only {newest}: Postgres has lost commits, or a reset "
-            "did not come to its end. See docs: errors#historydiverged; then: penstock reset epoch"
+            f"the log was written in epoch {written}, Postgres knows only {newest}: Postgres has "
+            "lost commits, or a reset did not come to its end. See docs: errors#historydiverged; "
+            "then: penstock reset epoch"
         )
 
 
@@ -210,52 +236,64 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
     [(is_behind,)] = fetch(connection, scope, "penstock.journal.ids_behind", "comparing ids", table)
     if is_behind is not False:
         problem = (
-            "the next id of staged_records is one that Postgres has: the database was copied without its sequences, as by logical "
-            "replication"
+            "the next id of staged_records is one that Postgres has: the database was copied "
+            "without its sequences, as by logical replication"
             if is_behind
-            else "this is another cluster than before, and this role may not see whether its sequences were copied: GRANT SELECT ON "
-            f"SEQUENCE {scope.schema}.staged_records_id_seq TO it, or penstock init --roles, and start it again"
+            else "this is another cluster than before, and this role may not see whether its "
+            "sequences were copied: GRANT SELECT ON SEQUENCE "
+            f"{scope.schema}.staged_records_id_seq TO it, or penstock init --roles, and start it "
+            "again"
         )
-        raise HistoryDiverged(f"{problem}. See docs: errors#historydiverged; then: penstock reset epoch")
+        raise HistoryDiverged(
+            f"{problem}. See docs: errors#historydiverged; then: penstock reset epoch"
+        )
 
 
 def _explain_ahead(
     connection: Connection, scope: Scope, ahead: str, end: Offset, last: LastRecord | None
 ) -> ForeignLog | DamagedJournal | HistoryDiverged:
-    """Explains why a log is ahead of its journal: a foreign id, a deleted journal row, or lost commits."""
+    """Explains why a log is ahead of its journal.
+
+    A foreign id, a deleted journal row, or lost commits.
+    """
     if last is not None and last.place.offset <= end:
         stream = log_keys(scope.namespace, last.place.shard).stream
         return ForeignLog(
-            f"{ahead}, and the last record in the log is at {last.place.offset}: something else has added an entry and removed it. "
-            f"DEL {stream}: the streamer replays it from the journal"
+            f"{ahead}, and the last record in the log is at {last.place.offset}: something else "
+            f"has added an entry and removed it. DEL {stream}: the streamer replays it from the "
+            "journal"
         )
     if last is not None and has_record(connection, scope, last):
         return _damaged(f"{ahead}. Postgres has the log's last record ({last.id}), so rows of")
     return HistoryDiverged(
-        f"{ahead}: Postgres has lost commits that were published (restored to a point in time, failed over without its last "
-        "commits), or this is another database. See docs: errors#historydiverged; then: penstock reset epoch"
+        f"{ahead}: Postgres has lost commits that were published (restored to a point in time, "
+        "failed over without its last commits), or this is another database. See docs: "
+        "errors#historydiverged; then: penstock reset epoch"
     )
 
 
 def _explain_other(
     connection: Connection, scope: Scope, journaled: JournaledRecord, last: LastRecord
 ) -> DamagedJournal | HistoryDiverged:
-    """Explains why the journal has another record at the log's tail: a deleted journal row, or lost commits."""
+    """Explains why the journal has another record at the log's tail.
+
+    A deleted journal row, or lost commits.
+    """
     differs = f"{last.place}: the log holds record {last.id}, the journal has {journaled.id} there"
     if last.id != journaled.id and has_record(connection, scope, last):
         return _damaged(f"{differs}. Postgres has both, so rows of")
     return HistoryDiverged(
         differs
         + (" of another time" if last.id == journaled.id else "")
-        + ": Postgres has lost commits that were published, or two databases write to one namespace. "
-        "See docs: errors#historydiverged; then: penstock reset epoch"
+        + ": Postgres has lost commits that were published, or two databases write to one "
+        "namespace. See docs: errors#historydiverged; then: penstock reset epoch"
     )
 
 
 def _damaged(begin: str) -> DamagedJournal:
     return DamagedJournal(
-        f"{begin} the journal were deleted by something other than Penstock, and their offsets given to other records. "
-        "See docs: errors#damagedjournal; then: penstock reset epoch"
+        f"{begin} the journal were deleted by something other than Penstock, and their offsets "
+        "given to other records. See docs: errors#damagedjournal; then: penstock reset epoch"
     )
 
 
@@ -264,7 +302,10 @@ def _open_epoch(connection: Connection, scope: Scope, lineage: Lineage) -> Epoch
     sql = statements("penstock.journal", scope.schema)
     following, old, new = Epoch(lineage.epoch + 1), lineage.recorded, lineage.current
     cluster = "the same" if old.system_identifier == new.system_identifier else "another"
-    reason = f"timeline {old.timeline} to {new.timeline}, cluster {cluster}; the log is not ahead of the journal"
+    reason = (
+        f"timeline {old.timeline} to {new.timeline}, cluster {cluster}; the log is not ahead "
+        "of the journal"
+    )
     with postgres_errors("opening an epoch"), connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
         connection.execute(sql["open_epoch"], {"epoch": following, "reason": reason, **asdict(new)})

@@ -1,7 +1,7 @@
 """A small HTTP server in a thread: answers GET of a few fixed paths, and nothing else.
 
-A client that is slow, or sends nothing, cannot keep others out: of more than ``MAX_CONNECTIONS`` whose request has not come yet
-the oldest makes room.
+A client that is slow, or sends nothing, cannot keep others out: of more than ``MAX_CONNECTIONS``
+whose request has not come yet the oldest makes room.
 """
 
 import socket
@@ -22,7 +22,7 @@ MAX_ANSWERS = 32
 """Limit of the answers that are made at the same time; a further client gets 503."""
 
 TIMEOUT_S = 5.0
-"""Seconds that a client may take to send the next bytes of its request, or to take those of the answer."""
+"""Seconds that a client may take to send the next bytes of its request, or to take the answer's."""
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -45,7 +45,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         with self.server.admitted(self.connection) as may_answer:
-            answer = self._make_answer() if may_answer else Answer(503, "too many requests at once\n")
+            answer = (
+                self._make_answer() if may_answer else Answer(503, "too many requests at once\n")
+            )
         body = answer.body.encode()
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
@@ -90,7 +92,10 @@ class _Server(TCPServer):
 
     @contextmanager
     def admitted(self, request: socket.socket) -> Iterator[bool]:
-        """Notes that a request has arrived, so that its client is kept; yields whether to answer it now."""
+        """Notes that a request has arrived, so that its client is kept.
+
+        Yields whether to answer it now.
+        """
         self._connections.pop(request, None)
         may_answer = self._answers.acquire(blocking=False)
         try:
@@ -119,12 +124,15 @@ class Listener:
         """Listens; ``address`` is ``host:port``, or a port of this machine alone."""
         host, _, number = address.rpartition(":")
         if not (number.isascii() and number.isdigit() and int(number) < 2**16):
-            raise InvalidSetting(f"--listen {address}: give a port, or HOST:PORT, such as 0.0.0.0:9310")
+            raise InvalidSetting(
+                f"--listen {address}: give a port, or HOST:PORT, such as 0.0.0.0:9310"
+            )
         try:
             self._server = _Server(host.strip("[]") or "127.0.0.1", int(number), routes)
         except OSError as error:
             raise InvalidSetting(
-                f"--listen {address}: this address cannot be listened to: {error.strerror}. Take a free port"
+                f"--listen {address}: this address cannot be listened to: {error.strerror}. Take "
+                "a free port"
             ) from None
         self.port = int(self._server.server_address[1])
 

@@ -1,9 +1,10 @@
 """Metrics of this process for OpenTelemetry, from the events of a pipeline.
 
-    OpenTelemetryMetrics(pipeline)      in the module that ``--app`` names: so workers have it, and tasks of Spark
+    OpenTelemetryMetrics(pipeline)      in the module that ``--app`` names: so workers have it, and
+                                        tasks of Spark
 
-Names and buckets are those of the messaging conventions, where they have one.  The application configures the SDK and its exporter;
-without them, OpenTelemetry drops what is recorded.
+Names and buckets are those of the messaging conventions, where they have one.  The application
+configures the SDK and its exporter; without them, OpenTelemetry drops what is recorded.
 """
 
 from collections.abc import Sequence
@@ -11,14 +12,25 @@ from collections.abc import Sequence
 from opentelemetry.metrics import Histogram, Meter, get_meter
 
 from penstock.consuming.spans import CHANNEL, CONSUMER, ERROR, OPERATION, SYSTEM
-from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
+from penstock.observer import (
+    Delivery,
+    Event,
+    HandlerEnded,
+    RoundEnded,
+    ServerAway,
+    Staged,
+    Streamed,
+)
 from penstock.pipeline import Pipeline
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
 SAMPLES = 10
-"""Most latencies of a batch that are recorded, at even distances: each call of OpenTelemetry takes as long as a record."""
+"""Most latencies of a batch that are recorded, at even distances.
+
+Each call of OpenTelemetry takes as long as a record.
+"""
 
 SCHEMA, OUTCOME, WORKER, STEP, SERVER = (
     "penstock.schema",
@@ -38,8 +50,12 @@ class OpenTelemetryMetrics:
         self._common = {SYSTEM: "penstock", SCHEMA: pipeline.scope.schema}
         resolved_meter = get_meter("penstock") if meter is None else meter
 
-        def histogram(name: str, description: str, unit: str = "s", bounds: Sequence[float] = SECONDS) -> Histogram:
-            return resolved_meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
+        def histogram(
+            name: str, description: str, unit: str = "s", bounds: Sequence[float] = SECONDS
+        ) -> Histogram:
+            return resolved_meter.create_histogram(
+                name, unit, description, explicit_bucket_boundaries_advisory=bounds
+            )
 
         self._process = histogram("messaging.process.duration", "Time of a handler's call.")
         self._round = histogram("penstock.round.duration", "Time of a round.")
@@ -48,7 +64,10 @@ class OpenTelemetryMetrics:
             f"From staging to the handler, of at most {SAMPLES} records of a batch.",
         )
         self._batch = histogram(
-            "penstock.handler.batch.records", "Records that a handler is called with.", "{message}", RECORDS
+            "penstock.handler.batch.records",
+            "Records that a handler is called with.",
+            "{message}",
+            RECORDS,
         )
         self._sent = resolved_meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Records staged, also those rolled back."

@@ -1,9 +1,14 @@
-"""Probes: whether a process lives, and whether it is ready, by the events of its loops.  No server is asked.
+"""Probes: whether a process lives, and whether it is ready, by the events of its loops.
 
-alive    each loop's thread lives, and was heard of within a minute, unless it is in a handler or waits for a server's reply
-ready    each loop has connected, and its last round reached both servers, and does not wait for a reply for long
+No server is asked.
 
-A shard that is halted or stopped makes neither false: another process would stop at the same record.
+alive    each loop's thread lives, and was heard of within a minute, unless it is in a handler or
+         waits for a server's reply
+ready    each loop has connected, and its last round reached both servers, and does not wait for a
+         reply for long
+
+A shard that is halted or stopped makes neither false: another process would stop at the same
+record.
 """
 
 import os
@@ -19,11 +24,17 @@ from penstock.observer import Event, HandlerBegan, HandlerEnded, LoopBegan, Roun
 from penstock.observing.listener import Answer
 
 SILENT_S = 60.0
-"""Seconds without an event after which a loop counts as hanging.  One that waits for a reply does not: the first tick after a
-long outage is a statement of minutes, which ends at limits of its own."""
+"""Seconds without an event after which a loop counts as hanging.
+
+One that waits for a reply does not: the first tick after a long outage is a statement of minutes,
+which ends at limits of its own.
+"""
 
 REPLY_S = 10.0
-"""Seconds without an event after which a loop that waits for a reply is not ready.  Rounds without work last half a second."""
+"""Seconds without an event after which a loop that waits for a reply is not ready.
+
+Rounds without work last half a second.
+"""
 
 READY_EVERY_S = 0.2
 
@@ -46,7 +57,10 @@ class Probes:
         self._loops: dict[threading.Thread, _Loop] = {}
 
     def __call__(self, event: Event) -> None:
-        """Notes an event of the thread that calls; those of threads without a loop, such as slots, are ignored."""
+        """Notes an event of the thread that calls.
+
+        Those of threads without a loop, such as slots, are ignored.
+        """
         thread, now = threading.current_thread(), self._clock()
         if isinstance(event, LoopBegan | RoundEnded | ServerAway) and thread not in self._loops:
             self._loops[thread] = _Loop(event.worker, now)
@@ -77,7 +91,9 @@ class Probes:
         for thread, loop in list(self._loops.items()):
             if not thread.is_alive():
                 lines.append(f"{loop.worker}: its thread has ended")
-            elif now - loop.heard_at > SILENT_S and not (loop.is_handling or _waits_for_reply(thread)):
+            elif now - loop.heard_at > SILENT_S and not (
+                loop.is_handling or _waits_for_reply(thread)
+            ):
                 lines.append(f"{loop.worker}: no round for {now - loop.heard_at:.0f} s")
         return lines
 
@@ -110,13 +126,19 @@ def _answer(lines: list[str]) -> Answer:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """Returns the seconds between two keep-alives: half of systemd's watchdog interval, as it advises; 0 without one."""
+    """Returns the seconds between two keep-alives.
+
+    Half of systemd's watchdog interval, as it advises; 0 without one.
+    """
     return int(environment.get("WATCHDOG_USEC", "0")) / 2_000_000
 
 
 @contextmanager
 def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Notifies systemd that the process is ready, alive, or stopping; does nothing without ``NOTIFY_SOCKET``."""
+    """Notifies systemd that the process is ready, alive, or stopping.
+
+    Does nothing without ``NOTIFY_SOCKET``.
+    """
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         yield
@@ -127,7 +149,9 @@ def notified_systemd(probes: Probes, environment: Mapping[str, str] = os.environ
     def send(state: str) -> None:
         # Without systemd, as in a container that has inherited the variable, the work goes on.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+            sender.sendto(
+                state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address
+            )
 
     def watch() -> None:
         while probes.unready():

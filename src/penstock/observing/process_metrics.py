@@ -1,8 +1,10 @@
 """Metrics of this process for Prometheus, from the events of a pipeline.
 
-    registry.register(ProcessMetrics(pipeline))      in an application with a registry of its own; workers have ``--listen``
+    registry.register(ProcessMetrics(pipeline))      in an application with a registry of its own;
+                                                     workers have ``--listen``
 
-They count what this process has done since it began; how far the pipeline is, its state says: see ``penstock status``.
+They count what this process has done since it began; how far the pipeline is, its state says: see
+``penstock status``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,11 +15,24 @@ from threading import Lock
 from time import monotonic
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from penstock.engines.stealing.recruiter import Recruiter
-from penstock.observer import Delivery, Event, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
+from penstock.observer import (
+    Delivery,
+    Event,
+    HandlerEnded,
+    RoundEnded,
+    ServerAway,
+    Staged,
+    Streamed,
+)
 from penstock.observing.listener import Answer
 from penstock.pipeline import Pipeline
 
@@ -52,13 +67,15 @@ server_wait_seconds_total   counter   worker,server                Pauses before
 streamer_records_total      counter   step                         Records of the streamer: sequenced, added, known (sent again) and removed by retention.
 streamer_backlog_records    gauge     -                            Records that are sequenced and not in Redis.
 recruit_jobs_total          counter   job,outcome                  Jobs of a recruiter: dismissed, finished, aborted, failed.
-"""
+"""  # noqa: E501  a table
 
 
 def _parse(line: str) -> tuple[str, ProcessMetric]:
     name, kind, labels, text = line.split(None, 3)
     bounds = () if kind != "histogram" else SECONDS if name.endswith("_seconds") else RECORDS
-    return f"penstock_{name}", ProcessMetric(kind, () if labels == "-" else tuple(labels.split(",")), text, bounds)
+    return f"penstock_{name}", ProcessMetric(
+        kind, () if labels == "-" else tuple(labels.split(",")), text, bounds
+    )
 
 
 METRICS = dict(map(_parse, _TABLE.splitlines()))
@@ -94,7 +111,9 @@ class _Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Returns the cumulative buckets of Prometheus."""
-        return list(zip([*map(str, map(float, self.bounds)), "+Inf"], accumulate(self.counts), strict=True))
+        return list(
+            zip([*map(str, map(float, self.bounds)), "+Inf"], accumulate(self.counts), strict=True)
+        )
 
 
 Labels = tuple[str, ...]
@@ -104,7 +123,11 @@ class ProcessMetrics(Collector):
     """An observer that adds up, and a collector of Prometheus."""
 
     def __init__(
-        self, pipeline: Pipeline, recruiter: Recruiter | None = None, *, clock: Callable[[], float] = monotonic
+        self,
+        pipeline: Pipeline,
+        recruiter: Recruiter | None = None,
+        *,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Observes a pipeline, and the jobs of a recruiter."""
         self._schema, self._recruiter, self._clock = pipeline.scope.schema, recruiter, clock
@@ -133,7 +156,11 @@ class ProcessMetrics(Collector):
                     for job, counters in self._recruiter.counters().items()
                     for outcome in ("dismissed", "finished", "aborted", "failed")
                 }
-            yield from [self._family(name) for name in METRICS if self._values[name] or self._histograms[name]]
+            yield from [
+                self._family(name)
+                for name in METRICS
+                if self._values[name] or self._histograms[name]
+            ]
 
     def answer(self) -> Answer:
         """Returns the metrics in the text format, for a listener."""
@@ -151,9 +178,13 @@ class ProcessMetrics(Collector):
                 self._count("penstock_staged_records_total", (channel,), records)
             case Delivery(consumer, channel, counts, latencies_us):
                 for outcome, count in counts.items():
-                    self._count("penstock_delivered_records_total", (consumer, channel, outcome), count)
+                    self._count(
+                        "penstock_delivered_records_total", (consumer, channel, outcome), count
+                    )
                 if latencies_us:
-                    self._histogram("penstock_stage_to_handler_seconds", (consumer, channel)).add_all(latencies_us, 1e6)
+                    self._histogram(
+                        "penstock_stage_to_handler_seconds", (consumer, channel)
+                    ).add_all(latencies_us, 1e6)
             case HandlerEnded(consumer, channel, records, seconds, error):
                 labels = consumer, channel, self._bounded(error or "")
                 self._histogram("penstock_handler_duration_seconds", labels).add(seconds)

@@ -1,10 +1,11 @@
 """Metrics of a pipeline's state: what ``penstock status`` shows, for Prometheus.
 
-One exporter is enough for a pipeline, because it reads what is kept in Postgres and Redis: counters survive every restart.
-However many scrape it, the status is read once in ``CACHED_S``.  A scrape ends within ``ANSWER_S``: a server that has not
-answered by then is down.
+One exporter is enough for a pipeline, because it reads what is kept in Postgres and Redis: counters
+survive every restart.  However many scrape it, the status is read once in ``CACHED_S``.  A scrape
+ends within ``ANSWER_S``: a server that has not answered by then is down.
 
-Labels are names that a pipeline declares, and never what a producer writes: no key, no tenant, no reason.
+Labels are names that a pipeline declares, and never what a producer writes: no key, no tenant, no
+reason.
 """
 
 import threading
@@ -36,12 +37,15 @@ ANSWER_S = 2.8
 """Longest wait of a scrape for the servers, in seconds."""
 
 STALE_S = 60.0
-"""Age, in seconds, up to which a reading is served while a new one takes longer than a scrape may."""
+"""Age, in seconds, up to which a reading is served while a new one takes too long for a scrape."""
 
 TIMEOUTS = Timeouts(connect_s=2, reply_s=2.0, statement_s=5.0, lock_s=1.0)
 
 MAX_NAMES = 1000
-"""Consumers, registered channels, reconciliations and schedules that have series of their own; the others share ``_other``."""
+"""Consumers, registered channels, reconciliations and schedules that have series of their own.
+
+The others share ``_other``.
+"""
 
 MAX_SHARDS = 64
 """Shards of a channel that have series of their own with ``--by-shard``."""
@@ -112,14 +116,16 @@ reconciliation_repaired_rows            gauge   max reconciliation,consumer   Ro
 schedule_late_seconds                   gauge   max schedule            Time for which its next job has been due; 0 if it is not.
 sample_duration_seconds                 gauge   max -                   Time that reading the status took.
 sample_timestamp_seconds                gauge   max -                   When it was read.
-"""
+"""  # noqa: E501  a table
 
 
 def _parse(line: str) -> StateMetric:
     name, kind, combine, labels, text = line.split(None, 4)
     names = () if labels == "-" else tuple(labels.split(","))
     how: Callable[[float, float], float] = max if combine == "max" else lambda a, b: a + b
-    return StateMetric(f"penstock_{name}", "counter" if kind == "counter" else "gauge", names, text, how)
+    return StateMetric(
+        f"penstock_{name}", "counter" if kind == "counter" else "gauge", names, text, how
+    )
 
 
 METRICS = {metric.name: metric for metric in map(_parse, _TABLE.splitlines())}
@@ -132,7 +138,9 @@ class Series:
 
     schema: str
     by_shard: bool
-    values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=lambda: {name: {} for name in METRICS})
+    values: dict[str, dict[tuple[str, ...], float]] = field(
+        default_factory=lambda: {name: {} for name in METRICS}
+    )
 
     def add(self, name: str, value: float | None, *labels: object) -> None:
         """Adds a value; ignores None."""
@@ -148,10 +156,14 @@ class Series:
             has_shard = any(len(key) > len(metric.labels) for key in values)
             labels = ["schema", *metric.labels, *(["shard"] if has_shard else [])]
             family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
-                name.removesuffix("_total") if metric.kind == "counter" else name, metric.help, labels=labels
+                name.removesuffix("_total") if metric.kind == "counter" else name,
+                metric.help,
+                labels=labels,
             )
             for key, value in values.items():
-                family.add_metric([self.schema, *key, *([""] * (len(labels) - 1 - len(key)))], value)
+                family.add_metric(
+                    [self.schema, *key, *([""] * (len(labels) - 1 - len(key)))], value
+                )
             if values:
                 yield family
 
@@ -168,7 +180,12 @@ def measure(status: Status, series: Series) -> None:
     for channel in status.channels:
         name = names.get(channel.channel, OTHER)
         _add_channel(series, name, channel)
-        _flag(series, "shard_stopped", (name,), {s.shard for s in stopped if s.channel == channel.channel})
+        _flag(
+            series,
+            "shard_stopped",
+            (name,),
+            {s.shard for s in stopped if s.channel == channel.channel},
+        )
     for shard, count, _ in status.unread:
         series.add("unread_records", count, names.get(shard.channel, OTHER))
     for number, consumer in enumerate(status.consumers):
@@ -185,7 +202,10 @@ def measure(status: Status, series: Series) -> None:
 
 
 def _known_channels(status: Status) -> list[str]:
-    """Returns the registered and declared channels: a producer can make up any number of other names."""
+    """Returns the registered and declared channels.
+
+    A producer can make up any number of other names.
+    """
     return [channel.channel for channel in status.channels if channel.kind != "unknown"]
 
 
@@ -209,7 +229,12 @@ def _add_channel(series: Series, name: str, channel: ChannelStatus) -> None:
         series.add("log_memory_limit_bytes", shard.redis_memory, *labels)
         _add_ick(series, name, shard)
         _add_queue(series, name, shard)
-    _flag(series, "shard_damaged", (name,), {shard.shard for shard in channel.shards if shard.damage is not None})
+    _flag(
+        series,
+        "shard_damaged",
+        (name,),
+        {shard.shard for shard in channel.shards if shard.damage is not None},
+    )
 
 
 def _add_ick(series: Series, name: str, shard: ShardStatus) -> None:
@@ -247,7 +272,9 @@ def _add_queue(series: Series, name: str, shard: ShardStatus) -> None:
         series.add(f"queue_{total}_messages_total", count, name)
 
 
-def _add_consumer(series: Series, status: Status, consumer: ConsumerStatus, labels: tuple[str, str]) -> None:
+def _add_consumer(
+    series: Series, status: Status, consumer: ConsumerStatus, labels: tuple[str, str]
+) -> None:
     is_split = series.by_shard and len(consumer.shards) <= MAX_SHARDS
     for shard in consumer.shards:
         shard_labels = (*labels, str(shard.shard)) if is_split else labels
@@ -260,8 +287,18 @@ def _add_consumer(series: Series, status: Status, consumer: ConsumerStatus, labe
         series.add("consumer_dead_letters", shard.dead_letters, *shard_labels)
     pause = status.find_pause(consumer)
     series.add("consumer_paused", 0 if pause is None else 1, *labels)
-    _flag(series, "consumer_halted", labels, {shard.shard for shard in consumer.shards if shard.halted is not None})
-    _flag(series, "consumer_waiting", labels, {shard.shard for shard in consumer.shards if shard.waiting is not None})
+    _flag(
+        series,
+        "consumer_halted",
+        labels,
+        {shard.shard for shard in consumer.shards if shard.halted is not None},
+    )
+    _flag(
+        series,
+        "consumer_waiting",
+        labels,
+        {shard.shard for shard in consumer.shards if shard.waiting is not None},
+    )
 
 
 def _flag(series: Series, name: str, labels: tuple[str, ...], shards: Iterable[int]) -> None:
@@ -284,7 +321,10 @@ class _Sampled:
 
 
 class StateCollector(Collector):
-    """Collects the metrics of a pipeline, for a registry of prometheus_client; threads may share it."""
+    """Collects the metrics of a pipeline, for a registry of prometheus_client.
+
+    Threads may share it.
+    """
 
     def __init__(
         self,
@@ -296,7 +336,9 @@ class StateCollector(Collector):
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Sets up; the first scrape connects."""
-        self._reader = StatusReader(pipeline, database_url, redis_url, application="metrics", timeouts=TIMEOUTS)
+        self._reader = StatusReader(
+            pipeline, database_url, redis_url, application="metrics", timeouts=TIMEOUTS
+        )
         self._schema = get_scope(pipeline).schema
         self._by_shard, self._clock = by_shard, clock
         self._changed = threading.Condition()
@@ -318,7 +360,7 @@ class StateCollector(Collector):
         return series.families()
 
     def close(self) -> None:
-        """Closes the connections, unless a server that does not answer still holds the reading thread."""
+        """Closes the connections, unless the reading thread still waits for a server."""
         with self._changed:
             if self._changed.wait_for(lambda: not self._is_reading, timeout=ANSWER_S):
                 self._reader.close()
@@ -347,7 +389,9 @@ class StateCollector(Collector):
             with self._changed:
                 self.readings += 1
                 is_redis_up = is_redis_up and (status is None or status.redis is None)
-                self._sampled = _Sampled(status, is_redis_up, monotonic() - started, datetime.now(UTC))
+                self._sampled = _Sampled(
+                    status, is_redis_up, monotonic() - started, datetime.now(UTC)
+                )
                 self._sampled_at, self._is_reading = self._clock(), False
                 self._changed.notify_all()
 

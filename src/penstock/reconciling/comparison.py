@@ -1,7 +1,7 @@
 """What a comparison of a consumer's state is given, and its result.
 
-A canonical function is given the application's tables, as queries.  The result are the differing keys, how they differ, and how
-many there are of each kind.
+A canonical function is given the application's tables, as queries.  The result are the differing
+keys, how they differ, and how many there are of each kind.
 """
 
 from collections import Counter
@@ -16,7 +16,10 @@ from penstock.declaring.declarations import ReconciliationSpec, table_named
 from penstock.errors import DeclarationError, InvalidSetting
 
 DIFFERENCES_KEPT = 100_000
-"""Most differences that are held in memory and repaired one by one; beyond that, replace the whole state."""
+"""Most differences that are held in memory and repaired one by one.
+
+Beyond that, replace the whole state.
+"""
 
 SAMPLES = 1_000
 """Most differences whose whole rows are held in memory, because rows may be large."""
@@ -37,9 +40,12 @@ class Difference:
 
     key: str  # the key's columns, as JSON
     kind: DifferenceKind  # the kind of difference
-    columns: tuple[str, ...] = ()  # the columns that differ, if both sides have the key; empty otherwise
-    expected: str | None = None  # the canonical row, as JSON; None if there is none, or it was not asked for
-    found: str | None = None  # the state's row, as JSON, or one of them; None if there is none, or it was not asked for
+    # the columns that differ, if both sides have the key; empty otherwise
+    columns: tuple[str, ...] = ()
+    # the canonical row, as JSON; None if there is none, or it was not asked for
+    expected: str | None = None
+    # the state's row, as JSON, or one of them; None if there is none, or it was not asked for
+    found: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,14 @@ class StateComparison:
     """A state compared with its canonical rows."""
 
     compared: int  # number of keys on either side
-    counts: Mapping[DifferenceKind, int]  # number of differing keys by kind; kinds without any are left out
-    # all of them, up to ``DIFFERENCES_KEPT``, otherwise some of the first, in the order of their keys: numbers as numbers,
-    # anything else as text
+    # number of differing keys by kind; kinds without any are left out
+    counts: Mapping[DifferenceKind, int]
+    # all of them, up to ``DIFFERENCES_KEPT``, otherwise some of the first, in the order of their
+    # keys: numbers as numbers, anything else as text
     differences: Sequence[Difference]
     columns: tuple[str, ...]  # the columns that were compared
-    # number of keys in which a column differs, of those that both sides have; columns without any are left out
+    # number of keys in which a column differs, of those that both sides have; columns without any
+    # are left out
     by_column: Mapping[str, int]
 
     @property
@@ -69,7 +77,8 @@ class StateComparison:
 def wrong_result(spec: ReconciliationSpec, result: object) -> DeclarationError:
     """Makes the error for a canonical function that returns something else."""
     return DeclarationError(
-        f"reconciliation {spec.name}: the canonical function returns {type(result).__name__}; it must return a query, a select, or a DataFrame"
+        f"reconciliation {spec.name}: the canonical function returns {type(result).__name__}; it "
+        "must return a query, a select, or a DataFrame"
     )
 
 
@@ -81,7 +90,8 @@ def choose_columns(spec: ReconciliationSpec, canonical: Iterable[str]) -> tuple[
     missing = [c for c in (*spec.key, *chosen, *spec.tolerance) if c not in available]
     if missing:
         raise DeclarationError(
-            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they have {', '.join(available)}"
+            f"reconciliation {spec.name}: the canonical rows have no column {missing[0]!r}; they "
+            f"have {', '.join(available)}"
         )
     return chosen
 
@@ -98,12 +108,13 @@ def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> Non
     key = ", ".join(spec.key)
     if without_key:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {without_key:,} rows have NULL in their key ({key}); a key must identify a row"
+            f"reconciliation {spec.name}: {without_key:,} rows have NULL in their key ({key}); a "
+            "key must identify a row"
         )
     if twice:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {twice:,} keys occur more than once in the canonical rows; "
-            f"group them by {key or 'nothing: the state is one row'}"
+            f"reconciliation {spec.name}: {twice:,} keys occur more than once in the canonical "
+            f"rows; group them by {key or 'nothing: the state is one row'}"
         )
 
 
@@ -125,7 +136,7 @@ def combine(comparisons: Sequence[StateComparison]) -> StateComparison:
 
 
 _FOR_SPARK = {"partitions", "partitioncolumn", "textcolumns"}
-"""Options of ``penstock.table`` that divide a read between tasks, or say what Spark's types do not hold: Postgres needs none."""
+"""Options of ``penstock.table`` for Spark's tasks and types: Postgres needs none."""
 
 
 class SparkNeededError(Exception):
@@ -134,7 +145,7 @@ class SparkNeededError(Exception):
 
 @dataclass(frozen=True)
 class Relation:
-    """A table or a query; any method of a DataFrame that is called on it raises ``SparkNeededError``."""
+    """A table or a query; a method of a DataFrame called on it raises ``SparkNeededError``."""
 
     text: str
 
@@ -151,11 +162,14 @@ class CanonicalTables:
     """The application's tables: the argument of ``canonical(tables)`` without Spark."""
 
     def __call__(self, table: Any, **options: str) -> Relation:
-        """A table, given as a mapped class, a ``Table`` or a name; ``columns`` and ``where`` as in ``penstock.table``."""
+        """A table, given as a mapped class, a ``Table`` or a name.
+
+        ``columns`` and ``where`` as in ``penstock.table``.
+        """
         return _select(quote(*table_named(table)), options)
 
     def query(self, query: Query, **options: str) -> Relation:
-        """Returns the result of a query, given as text or as SQLAlchemy's ``select``, ``union_all`` or ``text``."""
+        """Runs a query: text, or SQLAlchemy's ``select``, ``union_all`` or ``text``."""
         return _select(subquery(query_text(query)), options)
 
     @property
@@ -179,8 +193,8 @@ def canonical_query(spec: ReconciliationSpec) -> str:
         result = spec.canonical(CanonicalTables())
     except SparkNeededError:
         raise DeclarationError(
-            f"reconciliation {spec.name}: the canonical function computes with DataFrames, which needs Spark: --engine spark; "
-            "or let it return a query"
+            f"reconciliation {spec.name}: the canonical function computes with DataFrames, which "
+            "needs Spark: --engine spark; or let it return a query"
         ) from None
     if isinstance(result, Relation):
         return result.text

@@ -1,12 +1,14 @@
 """A Postgres snapshot, and the offsets that equal it exactly.
 
-Two transactions share one snapshot.  The first exports it and stays open for the readers of the tables; the second ticks
-in it and commits.  The snapshot then shows exactly what that tick and the earlier ones sequenced.
+Two transactions share one snapshot.  The first exports it and stays open for the readers of the
+tables; the second ticks in it and commits.  The snapshot then shows exactly what that tick and the
+earlier ones sequenced.
 
-A barrier pauses a consumer at these offsets while a snapshot pins its state.  It is written in the transaction of the cut's
-tick, so no consumer can have passed it when it appears.  A consumer obeys it in the transaction that would move its checkpoint.
-The barrier expires, by Postgres' clock, so that a consumer does not wait for a run that has died; correctness does not depend
-on it.  A run that was too slow finds the checkpoint past its barrier and starts again with another cut.
+A barrier pauses a consumer at these offsets while a snapshot pins its state.  It is written in the
+transaction of the cut's tick, so no consumer can have passed it when it appears.  A consumer obeys
+it in the transaction that would move its checkpoint.  The barrier expires, by Postgres' clock, so
+that a consumer does not wait for a run that has died; correctness does not depend on it.  A run
+that was too slow finds the checkpoint past its barrier and starts again with another cut.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,13 +32,16 @@ from penstock.records import Epoch, Offset, Scope, Shard, ShardName
 from penstock.streaming.sequencer import tick_within
 
 Connect = Callable[[], Connection]
-"""Opens a connection in autocommit mode, to the primary itself: a snapshot cannot be exported through a pooler."""
+"""Opens a connection in autocommit mode, to the primary itself.
+
+A snapshot cannot be exported through a pooler.
+"""
 
 LOCK_TIMEOUT_S = 10
 """Longest wait of a cut for a tick in progress, in seconds."""
 
 SUSPENDED_S = 10
-"""Seconds after which the server ends the transaction of a suspended cut, which blocks sequencers."""
+"""Seconds after which the server ends the transaction of a suspended cut, a block to sequencers."""
 
 _LOST = {
     "22023",  # there is no such snapshot, until Postgres 16
@@ -49,7 +54,8 @@ _LOST = {
 class Cut:
     """A snapshot that shows the change of every record up to its offsets, and of none beyond.
 
-    The snapshot is valid while the cut is open.  The offsets are the newest of every shard that has a record, in this epoch.
+    The snapshot is valid while the cut is open.  The offsets are the newest of every shard that has
+    a record, in this epoch.
     """
 
     snapshot: str
@@ -70,8 +76,9 @@ WithinTick = Callable[[Connection, Mapping[ShardName, Offset]], object]
 def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection, _offsets: None) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
 
-    Producers do not wait; sequencers wait for the few milliseconds of one tick.  Raises ``SchemaMissing``, ``UnsafeSetting``,
-    or ``ServerUnavailable``, also if a tick in progress takes longer than ``LOCK_TIMEOUT_S``.
+    Producers do not wait; sequencers wait for the few milliseconds of one tick.  Raises
+    ``SchemaMissing``, ``UnsafeSetting``, or ``ServerUnavailable``, also if a tick in progress takes
+    longer than ``LOCK_TIMEOUT_S``.
     """
     with connect() as holder, connect() as ticker:
         holder.isolation_level = ticker.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -91,7 +98,10 @@ def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection,
 
 
 def export_snapshot(connection: Connection) -> str:
-    """Exports the snapshot of the connection's transaction and returns its name; valid while the transaction is open."""
+    """Exports the snapshot of the connection's transaction and returns its name.
+
+    Valid while the transaction is open.
+    """
     connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
     [(snapshot,)] = connection.execute("SELECT pg_export_snapshot()")
     return str(snapshot)
@@ -108,8 +118,8 @@ def import_snapshot(cursor: Any, snapshot: str) -> None:
         if sqlstate(error) not in _LOST:
             raise
         raise SnapshotLost(
-            f"snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres was restarted. "
-            "Begin again with another cut or snapshot"
+            f"snapshot {snapshot} is gone: the transaction that held it has ended, or Postgres "
+            "was restarted. Begin again with another cut or snapshot"
         ) from error
 
 
@@ -164,7 +174,8 @@ class Barrier:
 class Pinned:
     """A consumer's state, exactly as the records up to a cut have made it.
 
-    The snapshot shows it while it is pinned.  The first shard has paused ``since``, and ``paused_s`` is how long.
+    The snapshot shows it while it is pinned.  The first shard has paused ``since``, and
+    ``paused_s`` is how long.
     """
 
     snapshot: str
@@ -176,10 +187,10 @@ class Pinned:
 def pinned(
     connect: Connect, barrier: Barrier, point: Cut, *, timeout_s: float = 60.0, holds: bool = False
 ) -> Iterator[Pinned]:
-    """Waits until the consumer has reached the cut, pins its state, and lets it continue, or holds it until the block ends.
+    """Waits until the consumer reaches the cut, pins its state, and lets it go on, or holds it.
 
-    Raises ``BarrierMissed`` if it went past the cut, or did not reach it in time; ``Halted``, ``Paused``, ``Unknown`` or
-    ``ServerUnavailable``.
+    Raises ``BarrierMissed`` if it went past the cut, or did not reach it in time; ``Halted``,
+    ``Paused``, ``Unknown`` or ``ServerUnavailable``.
     """
     with postgres_errors("pinning a consumer's state"), connect() as watcher, connect() as holder:
         try:
@@ -189,7 +200,8 @@ def pinned(
                 snapshot = export_snapshot(holder)
                 if _count_behind(read_checkpoints(holder, barrier), barrier, point):
                     raise BarrierMissed(
-                        f"a checkpoint of consumer {barrier.consumer.name} was moved back while its state was pinned. Try again"
+                        f"a checkpoint of consumer {barrier.consumer.name} was moved back while "
+                        "its state was pinned. Try again"
                     )
                 if not holds:
                     barrier.lift(watcher)
@@ -199,7 +211,10 @@ def pinned(
 
 
 def wait_until_reached(watcher: Connection, barrier: Barrier, point: Cut, *, timeout_s: float) -> float:
-    """Waits until every shard of the consumer has reached the cut; returns the monotonic time when the first one had."""
+    """Waits until every shard of the consumer has reached the cut.
+
+    Returns the monotonic time when the first one had.
+    """
     deadline = monotonic() + timeout_s
     extend_at = monotonic() + EXPIRES_S / 3
     first: float | None = None
@@ -213,8 +228,10 @@ def wait_until_reached(watcher: Connection, barrier: Barrier, point: Cut, *, tim
             return first if first is not None else now
         if now > deadline:
             raise BarrierMissed(
-                f"consumer {barrier.consumer.name} did not reach the cut within {timeout_s:g} s: {sum(behind.values()):,} records before "
-                f"it in {', '.join(map(str, sorted(behind)))}. Is it running? Start it with: penstock consume {barrier.consumer.name}"
+                f"consumer {barrier.consumer.name} did not reach the cut within {timeout_s:g} s: "
+                f"{sum(behind.values()):,} records before it in "
+                f"{', '.join(map(str, sorted(behind)))}. Is it running? Start it with: penstock "
+                f"consume {barrier.consumer.name}"
             )
         if now > extend_at:
             barrier.extend(watcher)
@@ -231,7 +248,8 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
     ).fetchall()
     if not rows:
         raise Unknown(
-            f"consumer {consumer.name} is not registered: it has never run. Start it with: penstock consume {consumer.name}"
+            f"consumer {consumer.name} is not registered: it has never run. Start it with: "
+            f"penstock consume {consumer.name}"
         )
     if (pause := find_pause(connection, barrier.scope, consumer.name, consumer.channel.name)) is not None:
         raise Paused(f"{pause}. It would not reach the cut: {pause.how_to_resume}")
@@ -242,19 +260,23 @@ def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName
         *_, has_letters = rows[0]
         commands = (how_to_resume(consumer.name, *halt, has_letters) for halt in halted.items())
         raise Halted(
-            f"consumer {consumer.name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, "
-            f"{'; '.join(dict.fromkeys(commands))}"
+            f"consumer {consumer.name} is halted in {', '.join(map(str, halted))}; penstock "
+            f"status shows why. Fix the cause, {'; '.join(dict.fromkeys(commands))}"
         )
     return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, *_ in rows}
 
 
 def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, point: Cut) -> dict[ShardName, int]:
-    """Counts the records that each shard is behind the cut; leaves out shards that have reached it."""
+    """Counts the records that each shard is behind the cut.
+
+    Leaves out shards that have reached it.
+    """
     beyond = [str(shard) for shard, offset in checkpoints.items() if offset > point.get_offset(shard)]
     if beyond:
         raise BarrierMissed(
-            f"consumer {barrier.consumer.name} went past the cut in {', '.join(beyond)}: this run was held up for longer than "
-            f"{EXPIRES_S:g} s, or a worker of an older release is running. Try again"
+            f"consumer {barrier.consumer.name} went past the cut in {', '.join(beyond)}: this run "
+            f"was held up for longer than {EXPIRES_S:g} s, or a worker of an older release is "
+            "running. Try again"
         )
     return {
         shard: point.get_offset(shard) - offset

@@ -1,8 +1,10 @@
 """The implementation of ``penstock.reconciling.Comparer`` without Spark: Postgres compares.
 
-The canonical rows are copied from their snapshot into a temporary table of a transaction in the state's snapshot, as the
-state's columns would hold them, and joined with the state there.  Numbers and truth values are compared as such.  Anything else is compared by its text: some types have
-no equality (``json``, ``point``), and that of others is coarser than their text (``citext``, ``box``, ``interval``).
+The canonical rows are copied from their snapshot into a temporary table of a transaction in the
+state's snapshot, as the state's columns would hold them, and joined with the state there.  Numbers
+and truth values are compared as such.  Anything else is compared by its text: some types have no
+equality (``json``, ``point``), and that of others is coarser than their text (``citext``, ``box``,
+``interval``).
 """
 
 import csv
@@ -50,14 +52,15 @@ from penstock.reconciling.state_repair import CanonicalRows
 
 
 class InlineComparer:
-    """Compares in Postgres, which needs temporary space for the canonical rows, and for sorting both sides."""
+    """Compares in Postgres, which needs temporary space for canonical rows and for sorting."""
 
     engine = "inline"
 
     def __init__(self, database_url: str, report: str | None = None, *, with_rows: bool = False) -> None:
-        """Sets up; a ``report`` is a directory, whose name ends with ``.csv``, for the differences of each reconciliation.
+        """Sets up; ``report`` is a directory for a ``.csv`` of each reconciliation's differences.
 
-        ``with_rows`` gives the rows of both sides as well: in the report all, in the comparison ``SAMPLES``.
+        ``with_rows`` gives the rows of both sides as well: in the report all, in the comparison
+        ``SAMPLES``.
         """
         if report is not None and not report.endswith(".csv"):
             raise InvalidSetting(
@@ -70,8 +73,8 @@ class InlineComparer:
     ) -> StateComparison:
         """Compares every key of both sides.
 
-        Raises ``DeclarationError``, ``Unknown``, ``SnapshotLost``, ``PrivilegeMissing`` if the role may not create temporary
-        tables, or ``ServerUnavailable``.
+        Raises ``DeclarationError``, ``Unknown``, ``SnapshotLost``, ``PrivilegeMissing`` if the role
+        may not create temporary tables, or ``ServerUnavailable``.
         """
         has_rows = self._with_rows or among is not None
         source = subquery(canonical_query(spec))
@@ -92,7 +95,8 @@ class InlineComparer:
 
         try:
             return attempt()
-        except psycopg.DataError:  # a text of the state is no value of the canonical type, or a cast fails
+        # a text of the state is no value of the canonical type, or a cast fails
+        except psycopg.DataError:
             with self._naming_unfit(spec, source, canonical):
                 return attempt(is_retry=True)
 
@@ -137,7 +141,8 @@ class InlineComparer:
                 try:
                     yield connection
                 except (psycopg.errors.SyntaxError, psycopg.errors.ReadOnlySqlTransaction) as error:
-                    # Else a query that writes looks like a standby, for which all reconciliations end.
+                    # Else a query that writes looks like a standby, for which all reconciliations
+                    # end.
                     raise DeclarationError(
                         f"reconcile: the canonical query must be one that reads: {first_line(error)}"
                     ) from error
@@ -145,7 +150,10 @@ class InlineComparer:
     def _read_differences(
         self, connection: Connection, spec: ReconciliationSpec, join: "_Join", *, is_repair: bool
     ) -> list[Difference]:
-        """Reads the first differences, in the order of their keys; writes all of them into the report."""
+        """Reads the first differences, in the order of their keys.
+
+        Writes all of them into the report.
+        """
         rows_kept = DIFFERENCES_KEPT if is_repair else SAMPLES
         differences: list[Difference] = []
         with self._open_report(spec.name, is_repair=is_repair) as write:
@@ -165,7 +173,10 @@ class InlineComparer:
 
     @contextmanager
     def _open_report(self, name: str, *, is_repair: bool) -> Iterator[Callable[[Difference], object] | None]:
-        """Opens the report of a reconciliation; yields the function that writes a line; None without a report."""
+        """Opens the report of a reconciliation; yields the function that writes a line.
+
+        None without a report.
+        """
         if self._report is None or is_repair:
             yield None
             return
@@ -180,7 +191,7 @@ class InlineComparer:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of both sides: its name in the join, its expressions in the canonical rows and in the state, and their type."""
+    """A column of both sides: its name in the join, its two expressions, and their type."""
 
     name: str
     alias: str
@@ -222,7 +233,7 @@ class _Join:
         return f"SELECT {', '.join(compared)} FROM {(self.source, self.table)[side]} {self._where(side, among)}"
 
     def compare(self, among: Sequence[str] | None, *, with_rows: bool) -> str:
-        """Creates the table of the keys that differ, are NULL (their kind is), or are twice in the canonical rows."""
+        """Creates the table of keys that differ, are NULL, or are twice in the canonical rows."""
         keys = [key.alias for key in self.keys]
         joined = ", ".join(
             [
@@ -296,7 +307,8 @@ class _Join:
     def _where(self, side: int, among: Sequence[str] | None) -> str:
         """Renders the condition for the rows of some keys.
 
-        Postgres can push the condition on a single column below a GROUP BY, and answer it from an index.
+        Postgres can push the condition on a single column below a GROUP BY, and answer it from an
+        index.
         """
         if among is None or not self.keys:
             return ""
@@ -312,7 +324,8 @@ class _Join:
         names = ", ".join(key.alias for key in self.keys)
         if len(conditions) != 1 or len(self.keys) != 1:
             conditions.append(
-                f"({', '.join(casts.values())}) IN (SELECT {typed} FROM unnest({', '.join(lists.values())}) AS w ({names}))"
+                f"({', '.join(casts.values())}) IN (SELECT {typed} FROM "
+                f"unnest({', '.join(lists.values())}) AS w ({names}))"
             )
         return f"WHERE {' AND '.join(conditions)}"
 
@@ -329,7 +342,10 @@ def _describe_join(
     *,
     is_retry: bool,
 ) -> _Join:
-    """Finds the columns of both sides; ``is_retry`` looks for texts of the state that do not parse as the canonical type."""
+    """Finds the columns of both sides.
+
+    ``is_retry`` looks for texts of the state that do not parse as the canonical type.
+    """
     expected, table = read_result_types(canonical_connection, source), quote(spec.schema, spec.table)
     columns = _choose_columns(spec, expected)
     names = [*spec.key, *columns]
@@ -377,14 +393,18 @@ def _choose_columns(spec: ReconciliationSpec, types: Mapping[str, SqlType]) -> t
 
 
 def _as_comparable(value: str, common: SqlType) -> str:
-    """Renders the expression for comparing and ordering: text by its bytes, whatever the collation."""
+    """Renders the expression for comparing and ordering.
+
+    Text by its bytes, whatever the collation.
+    """
     return value if common.is_native else f'CAST({value} AS text) COLLATE "C"'
 
 
 def _as_json(values: Mapping[str, tuple[str, SqlType]]) -> str:
-    """Renders columns as JSON that Postgres can read as a row: numbers and booleans as such, anything else as text.
+    """Renders columns as JSON that Postgres can read as a row.
 
-    Negative zero of a float is text, because numbers of JSON in Postgres are of type numeric.
+    Numbers and booleans as such, anything else as text.  Negative zero of a float is text, because
+    numbers of JSON in Postgres are of type numeric.
     """
     fields = (
         f"CASE CAST({value} AS text) WHEN '-0' THEN to_json(text '-0') ELSE to_json({value}) END AS {quote(name)}"
@@ -401,7 +421,10 @@ def _text_array(values: Iterable[object]) -> str:
 
 
 def _copy(source: Connection, query: str, target: Connection, table: str) -> int:
-    """Copies the rows of a query into a temporary table of another connection; returns their number."""
+    """Copies the rows of a query into a temporary table of another connection.
+
+    Returns their number.
+    """
     with source.cursor().copy(f"COPY ({query}) TO STDOUT".encode()) as out, target.cursor() as cursor:
         with cursor.copy(f"COPY pg_temp.{table} FROM STDIN".encode()) as into:
             for data in out:

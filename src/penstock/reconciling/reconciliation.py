@@ -1,10 +1,11 @@
 """A whole reconciliation: compare at a cut and, if asked, repair.
 
-An engine does the comparing (``Comparer``); this module decides at which cut, and what may be changed.
+An engine does the comparing (``Comparer``); this module decides at which cut, and what may be
+changed.
 
-It keeps a row of each run, and the keys that an interrupted repair has still to look at.  A list of keys may be old without
-harm, because every key on it is compared again, at a new cut, before its row is repaired.  It belongs to one run: the run that
-goes on takes it over.
+It keeps a row of each run, and the keys that an interrupted repair has still to look at.  A list of
+keys may be old without harm, because every key on it is compared again, at a new cut, before its
+row is repaired.  It belongs to one run: the run that goes on takes it over.
 """
 
 import json
@@ -59,7 +60,8 @@ class Comparer(Protocol):
     ) -> StateComparison:
         """Compares the canonical rows in one snapshot with the state in another.
 
-        With ``among``, keys as JSON, compares only these; the differences then have the canonical rows.
+        With ``among``, keys as JSON, compares only these; the differences then have the canonical
+        rows.
         """
 
     def rows(self, spec: ReconciliationSpec, canonical: str) -> CanonicalRows:
@@ -101,14 +103,16 @@ def reconcile(  # noqa: PLR0913  a run has this many parts; most have defaults
     others: Sequence[ReconciliationSpec] = (),
     resume: bool = False,
 ) -> Reconciled:
-    """Compares, repairs or replaces a consumer's state, on connections to the primary itself, in autocommit mode.
+    """Compares, repairs or replaces a consumer's state, on autocommit connections to the primary.
 
-    ``compare`` changes nothing; ``repair`` corrects the differing rows, with ``resume`` only those that an interrupted run
-    has left; ``replace`` replaces the whole state by the canonical rows, that of ``others`` with it, and the position by the
-    cut; ``bootstrap`` does the same for a consumer that may be new.
+    ``compare`` changes nothing; ``repair`` corrects the differing rows, with ``resume`` only those
+    that an interrupted run has left; ``replace`` replaces the whole state by the canonical rows,
+    that of ``others`` with it, and the position by the cut; ``bootstrap`` does the same for a
+    consumer that may be new.
 
-    Raises ``BarrierMissed``, ``Halted`` or ``Paused`` if the consumer does not reach the cut within ``wait_s``; ``Refused``
-    if there are too many differences to repair, or an operator has to decide; ``SnapshotLost`` or ``ServerUnavailable``.
+    Raises ``BarrierMissed``, ``Halted`` or ``Paused`` if the consumer does not reach the cut within
+    ``wait_s``; ``Refused`` if there are too many differences to repair, or an operator has to
+    decide; ``SnapshotLost`` or ``ServerUnavailable``.
     """
     started = monotonic()
     reconciliation = _Reconciliation(connect, scope, spec, comparer, wait_s, others)
@@ -144,10 +148,11 @@ def reconcile_all(  # noqa: PLR0913  as ``reconcile``
     wait_s: float = WAIT_S,
     resume: bool = False,
 ) -> Iterator[Reconciled | FailedRun]:
-    """Yields the result of each group, of which the first is reconciled, with the others of a whole state.
+    """Yields the result of each group, whose first is reconciled, a whole state with the others.
 
-    One that fails does not stop the next.  Repairs begin with the states that others refer to; one that is refused is tried
-    again once others have been repaired, which may have been in the way.  Raises ``ServerUnavailable``.
+    One that fails does not stop the next.  Repairs begin with the states that others refer to; one
+    that is refused is tried again once others have been repaired, which may have been in the way.
+    Raises ``ServerUnavailable``.
     """
     if intent == "repair" and len(groups) > 1:
         with postgres_errors("ordering states", is_own=False), connect() as connection, connection.transaction():
@@ -186,8 +191,8 @@ def find_reconciliations(
 ) -> list[ReconciliationSpec]:
     """Returns one reconciliation for each state table of a consumer.
 
-    A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.  Raises ``DeclarationError``
-    without any.
+    A table's first reconciliation in ``preferred`` wins; otherwise the first one declared.  Raises
+    ``DeclarationError`` without any.
     """
     tables: dict[str, ReconciliationSpec] = {}
     for spec in (*preferred, *pipeline.reconciliations.values()):
@@ -201,7 +206,10 @@ def find_reconciliations(
 
 
 def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) -> bool:
-    """True if a consumer has not yet applied, skipped or dead-lettered any record.  Raises ``ServerUnavailable``."""
+    """True if a consumer has not yet applied, skipped or dead-lettered any record.
+
+    Raises ``ServerUnavailable``.
+    """
     with connect() as connection:
         values = {"consumer": consumer.name}
         [(records,)] = fetch(connection, scope, "penstock.reconciling.records_seen", "reading checkpoints", values)
@@ -237,7 +245,8 @@ class _Reconciliation:
     wait_s: float
     others: Sequence[ReconciliationSpec]
     remaining: int = 0
-    unrepaired: dict[str, str] = field(default_factory=dict)  # keys that other rows refer to, and the constraint
+    # keys that other rows refer to, and the constraint
+    unrepaired: dict[str, str] = field(default_factory=dict)
     surplus: Collection[str] = ()  # keys that were too many in the first comparison
 
     def begin(self, intent: Intent) -> Reconciled:
@@ -282,15 +291,16 @@ class _Reconciliation:
         ):
             comparison = self.comparer.compare(self.spec, point.snapshot, state.snapshot)
             if intent == "repair" and not comparison.equal:
-                # Warms the engine up, so that it plans and compiles nothing while the consumer is paused for the repair.
+                # Warms the engine up, so that it plans and compiles nothing while the consumer is
+                # paused for the repair.
                 batch = [difference.key for difference in comparison.differences[:REPAIR_BATCH]]
                 self.comparer.compare(self.spec, point.snapshot, state.snapshot, batch)
         result.tick, result.comparison, result.paused_s = point.tick, comparison, state.paused_s
         if intent == "repair":
             if comparison.total > DIFFERENCES_KEPT:
                 raise Refused(
-                    f"{comparison.total:,} keys of {self.spec.state} differ; rows are repaired one by one up to {DIFFERENCES_KEPT:,}. "
-                    "Replace the whole state: --whole"
+                    f"{comparison.total:,} keys of {self.spec.state} differ; rows are repaired "
+                    f"one by one up to {DIFFERENCES_KEPT:,}. Replace the whole state: --whole"
                 )
             # What is too many goes first: it may hold a unique value that belongs to another row.
             surplus_first = sorted(
@@ -331,7 +341,8 @@ class _Reconciliation:
             except RepairRefused as error:
                 if not isinstance(error.__cause__, (ForeignKeyViolation, UniqueViolation)):
                     raise
-                # What is too many may be in the way of other states of the consumer, whose rows these ones wait for.
+                # What is too many may be in the way of other states of the consumer, whose rows
+                # these ones wait for.
                 surplus = [key for key in batch if key in self.surplus]
                 if 0 < len(surplus) < len(batch):
                     self._repair_batch(surplus, result)
@@ -343,7 +354,7 @@ class _Reconciliation:
             yield comparison
 
     def _repair_batch(self, keys: Sequence[str], result: Reconciled) -> StateComparison:
-        """Compares some keys again while the consumer is paused, and repairs those that still differ."""
+        """Compares some keys again while the consumer is paused; repairs those that differ."""
         barrier = Barrier(self.spec.consumer, self.scope)
         with (
             cut(self.connect, self.scope, barrier.place) as point,
@@ -390,7 +401,8 @@ class LastRun:
     name: str  # name of the reconciliation
     consumer: str  # the consumer whose state it compares
     intent: str  # ``compare``, ``repair``, ``replace`` or ``bootstrap``
-    # ``equal``, ``differs``, ``repaired``, ``replaced``, the name of an error, or ``running``, which a killed run keeps
+    # ``equal``, ``differs``, ``repaired``, ``replaced``, the name of an error, or ``running``,
+    # which a killed run keeps
     outcome: str
     begun_at: datetime  # its start
     ago_s: float  # time since its start, in seconds
@@ -417,7 +429,10 @@ class RemainingKeys:
     run: int
 
     def keep(self, name: str, keys: Sequence[str]) -> None:
-        """Writes the list, and removes those of earlier runs of the reconciliation: this one has compared every key since."""
+        """Writes the list, and removes those of earlier runs of the reconciliation.
+
+        This one has compared every key since.
+        """
         with postgres_errors("keeping the keys to repair"), self.connect() as connection:
             connection.execute(self._sql["keep_remaining"], {"run": self.run, "name": name, "keys": list(keys)})
 
@@ -427,7 +442,10 @@ class RemainingKeys:
             connection.execute(self._sql["drop_remaining"], {"run": self.run, "keys": list(keys), "repaired": repaired})
 
     def take_over(self, spec: ReconciliationSpec, engine: str) -> tuple[int, list[str]] | None:
-        """Takes over the last interrupted run: returns its number and its keys as JSON; None if there is none."""
+        """Takes over the last interrupted run: returns its number and its keys as JSON.
+
+        None if there is none.
+        """
         with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
             row = connection.execute(self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}).fetchone()
             if row is None:
@@ -442,14 +460,18 @@ class RemainingKeys:
 
 
 def _check_fits(spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]) -> None:
-    """Refuses keys of another engine: engines write some keys differently, and would take those for equal."""
+    """Refuses keys of another engine.
+
+    Engines write some keys differently, and would take those for equal.
+    """
     if written_by != engine:
         raise Refused(
-            f"reconciliation {spec.name}: the interrupted run was on the engine {written_by}, this one is on {engine}. "
-            f"Resume it with --engine {written_by}, or compare everything again: without --resume"
+            f"reconciliation {spec.name}: the interrupted run was on the engine {written_by}, "
+            f"this one is on {engine}. Resume it with --engine {written_by}, or compare "
+            "everything again: without --resume"
         )
     if keys and set(json.loads(keys[0], parse_int=str)) != set(spec.key):
         raise Refused(
-            f"reconciliation {spec.name}: its key is another one since the run that was interrupted. "
-            "Compare everything again: without --resume"
+            f"reconciliation {spec.name}: its key is another one since the run that was "
+            "interrupted. Compare everything again: without --resume"
         )

@@ -1,8 +1,8 @@
 """The columns of a state's table, and the canonical values as they hold them.
 
-A canonical value is compared, and written, as ``INSERT INTO state SELECT …`` would write it: cast to the column's type,
-with its scale or precision.  Only a length is no part of the cast, which would truncate: what is too long differs, and a
-repair refuses it.
+A canonical value is compared, and written, as ``INSERT INTO state SELECT …`` would write it: cast
+to the column's type, with its scale or precision.  Only a length is no part of the cast, which
+would truncate: what is too long differs, and a repair refuses it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,10 @@ from penstock.reconciling.comparison import check_names
 from penstock.records import DEFAULT_SCOPE
 
 CATALOG = statements("penstock.reconciling", DEFAULT_SCOPE.schema)
-"""Statements about Postgres' catalog; those that name a table of ours are not to be taken from here."""
+"""Statements about Postgres' catalog.
+
+Those that name a table of ours are not to be taken from here.
+"""
 
 FLOAT4, FLOAT8 = types["float4"].oid, types["float8"].oid
 _INTEGERS = {types[name].oid for name in ("int2", "int4", "int8")}
@@ -91,7 +94,10 @@ class StateColumn:
 
 
 def read_columns(connection: Connection, table: int) -> dict[str, StateColumn]:
-    """Reads the columns of a table, by name; names of types are for the connection's search_path."""
+    """Reads the columns of a table, by name.
+
+    Names of types are for the connection's search_path.
+    """
     with connection.cursor(row_factory=class_row(StateColumn)) as cursor:
         return {column.name: column for column in cursor.execute(CATALOG["state_columns"], {"table": table})}
 
@@ -115,7 +121,8 @@ def read_result_types(connection: Connection, source: str, columns: Sequence[str
     check_names([column.name for column in description or ()])
     oids = {column.name: column.type_code for column in description or ()}
     rows = connection.execute(
-        "SELECT oid::int8, pg_catalog.format_type(oid, -1), typcategory::text FROM pg_catalog.pg_type WHERE oid = ANY (%s::oid[])",
+        "SELECT oid::int8, pg_catalog.format_type(oid, -1), typcategory::text FROM "
+        "pg_catalog.pg_type WHERE oid = ANY (%s::oid[])",
         ([*oids.values()],),
     )
     types = {oid: SqlType(oid, *fields) for oid, *fields in rows}
@@ -157,7 +164,10 @@ def refuse_unfit(
     casts: Mapping[str, str],
     state: Mapping[str, StateColumn],
 ) -> None:
-    """Refuses the first column with a value that the state's type does not take; returns if the query itself fails."""
+    """Refuses the first column with a value that the state's type does not take.
+
+    Returns if the query itself fails.
+    """
     if not fails(connection, source, *map(quote, casts)):
         for name in (name for name, expression in casts.items() if fails(connection, source, expression)):
             raise unfit(spec, state[name])
@@ -177,8 +187,9 @@ def fails(connection: Connection, source: str, *expressions: str) -> bool:
 def unfit(spec: ReconciliationSpec, column: StateColumn) -> Refused:
     """Makes the error for a canonical value that a column cannot hold."""
     return Refused(
-        f"column {column.name!r} of {spec.state}, {column.limited}, cannot hold a canonical value. Nothing was changed. "
-        f"Alter the column, or cast or shorten the value in the canonical query of reconciliation {spec.name}"
+        f"column {column.name!r} of {spec.state}, {column.limited}, cannot hold a canonical "
+        "value. Nothing was changed. Alter the column, or cast or shorten the value in the "
+        f"canonical query of reconciliation {spec.name}"
     )
 
 

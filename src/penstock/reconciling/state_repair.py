@@ -1,11 +1,13 @@
 """Repairs a consumer's state: the differing rows alone, or all of it together with its position.
 
-Each is one transaction that locks the consumer's checkpoints, and changes no row that is right.  Rows are repaired while the consumer is paused at a cut,
-where they must be what the tables show.  A whole replacement needs no pause: state and position become those of the cut,
-and the records beyond it are applied as usual.
+Each is one transaction that locks the consumer's checkpoints, and changes no row that is right.
+Rows are repaired while the consumer is paused at a cut, where they must be what the tables show.  A
+whole replacement needs no pause: state and position become those of the cut, and the records beyond
+it are applied as usual.
 
-The state's table, its operators and its triggers are the application's, and are found by the role's search_path.  All
-statements that need them come last in the transaction, after those that need only our own tables.
+The state's table, its operators and its triggers are the application's, and are found by the role's
+search_path.  All statements that need them come last in the transaction, after those that need only
+our own tables.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,7 +42,10 @@ class CanonicalRows:
 
 
 def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, max_keys: int) -> int:
-    """Chooses how many keys are repaired at once: fewer if rows are large, as they pass through memory as JSON."""
+    """Chooses how many keys are repaired at once.
+
+    Fewer if rows are large, as they pass through memory as JSON.
+    """
     state = _State(connection, scope, spec)
     with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
         row = state.execute("row_bytes", table=state.find_table()).fetchone()
@@ -57,9 +62,10 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     columns: Sequence[str],
     run: int,
 ) -> Mapping[str, str]:
-    """Repairs the rows of some keys of a consumer paused at a cut; returns the unrepaired keys, and what refers to them.
+    """Repairs the rows of some keys of a consumer paused at a cut.
 
-    Raises ``RepairRefused`` for the constraint that does not allow it.
+    Returns the unrepaired keys, and what refers to them.  Raises ``RepairRefused`` for the
+    constraint that does not allow it.
     """
     state = _State(connection, scope, spec)
     with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
@@ -91,17 +97,21 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
 _DIFFERENCES = sql.SQL("(SELECT number, kind, coalesce(expected, key) AS row FROM pg_temp.penstock_differences)")
 _NOTE: LiteralString = (  # the current rows of each key, in a column of the differences
     "UPDATE pg_temp.penstock_differences d SET {column} = rows.found FROM ("
-    "SELECT r.{number} AS number, CASE count(*) WHEN 1 THEN jsonb_agg(to_jsonb(s.*)) -> 0 ELSE jsonb_agg(to_jsonb(s.*)) END AS found "
-    "FROM {table} s JOIN {rows} r ON {same} GROUP BY r.{number}) rows WHERE rows.number = d.number"
+    "SELECT r.{number} AS number, CASE count(*) WHEN 1 THEN jsonb_agg(to_jsonb(s.*)) -> 0 ELSE "
+    "jsonb_agg(to_jsonb(s.*)) END AS found FROM {table} s JOIN {rows} r ON {same} GROUP BY "
+    "r.{number}) rows WHERE rows.number = d.number"
 )
 
 
 def replace_state(
     connection: Connection, scope: Scope, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
 ) -> int:
-    """Replaces a consumer's whole state by the canonical rows, and its checkpoints by their cut; returns the number of rows.
+    """Replaces a consumer's whole state by the canonical rows, and its checkpoints by their cut.
 
-    Rows that are right already stay as they are.  Raises ``RepairRefused`` for the constraint that does not allow it.
+    Returns the number of rows.
+
+    Rows that are right already stay as they are.  Raises ``RepairRefused`` for the constraint that
+    does not allow it.
     """
     states = [(_State(connection, scope, spec), rows) for spec, rows in tables]
     state, _ = states[0]
@@ -140,13 +150,14 @@ def _incoming(number: int) -> sql.Identifier:
 def left_over(specs: Iterable[ReconciliationSpec], reasons: Iterable[str], outcome: str) -> RepairRefused:
     """Makes the error for rows that were left because other rows refer to them."""
     return RepairRefused(
-        f"rows of {', '.join(spec.state for spec in specs)} would have to go or to change, and other rows refer to them: "
-        f"{', '.join(sorted(set(reasons)))}. {outcome}. Repair or remove the rows that refer to them, and repeat it"
+        f"rows of {', '.join(spec.state for spec in specs)} would have to go or to change, and "
+        f"other rows refer to them: {', '.join(sorted(set(reasons)))}. {outcome}. Repair or "
+        "remove the rows that refer to them, and repeat it"
     )
 
 
 class _State:
-    """One table of a consumer's state, and the consumer's position, in a transaction of a connection."""
+    """One table of a consumer's state, and the consumer's position, in one transaction."""
 
     def __init__(self, connection: Connection, scope: Scope, spec: ReconciliationSpec) -> None:
         self._connection, self.spec, self.channel = connection, spec, spec.consumer.channel.name
@@ -163,13 +174,17 @@ class _State:
         [(is_view,)] = self._connection.execute("SELECT relkind IN ('v', 'm') FROM pg_class WHERE oid = %s", (table,))
         if is_view:
             raise RepairRefused(
-                f"{self.spec.state} is a view, which is compared, and cannot be repaired. Nothing was changed. "
-                f"Let state of reconciliation {self.spec.name} be the table that the consumer writes"
+                f"{self.spec.state} is a view, which is compared, and cannot be repaired. Nothing "
+                f"was changed. Let state of reconciliation {self.spec.name} be the table that the "
+                "consumer writes"
             )
         return StateTable(self._connection, self.spec, table, columns, number)
 
     def copy_rows(self, number: int, rows: CanonicalRows) -> int:
-        """Copies the table's rows into a temporary one, before anything is locked; returns their number."""
+        """Copies the table's rows into a temporary one, before anything is locked.
+
+        Returns their number.
+        """
         name = sql.Identifier(f"penstock_incoming_{number}")
         create = sql.SQL("CREATE TEMPORARY TABLE {} (expected jsonb NOT NULL) ON COMMIT DROP")
         self._connection.execute(create.format(name))
@@ -190,19 +205,26 @@ class _State:
             name = ShardName(self.channel, Shard(shard))
             if first > point.get_offset(name) + 1:
                 raise Gap(
-                    f"{name}: the cut is at offset {point.get_offset(name)}, the journal now begins at {first}: the records between were "
-                    "removed while the canonical rows were computed. Nothing was changed; try again, and keep records longer (Log.keep)"
+                    f"{name}: the cut is at offset {point.get_offset(name)}, the journal now "
+                    f"begins at {first}: the records between were removed while the canonical "
+                    "rows were computed. Nothing was changed; try again, and keep records longer "
+                    "(Log.keep)"
                 )
 
     def refuse_dead_letters(self, shards: Collection[ShardName], point: Cut) -> None:
-        """Refuses dead letters before the cut: repaired here and retried later, a record would be applied twice."""
+        """Refuses dead letters before the cut.
+
+        Repaired here and retried later, a record would be applied twice.
+        """
         [(count,)] = self.execute("dead_letters_before", **self.name_positions(shards, point))
         if count:
             name = self.spec.consumer.name
             raise Refused(
-                f"consumer {name} has dead-lettered {format_count(count, 'record')} that the canonical rows include. First retry them, and drop "
-                f"those that are left, which the repair makes up for: penstock dead-letters retry {name} --all, and penstock "
-                f"dead-letters drop {name} --all --apply; or replace the whole state, which drops them: --whole"
+                f"consumer {name} has dead-lettered {format_count(count, 'record')} that the "
+                "canonical rows include. First retry them, and drop those that are left, which "
+                f"the repair makes up for: penstock dead-letters retry {name} --all, and penstock "
+                f"dead-letters drop {name} --all --apply; or replace the whole state, which drops "
+                "them: --whole"
             )
 
     def name_positions(self, shards: Collection[ShardName], point: Cut) -> dict[str, str | list[int]]:
@@ -215,7 +237,10 @@ class _State:
         }
 
     def find_table(self) -> int | None:
-        """Finds the state's table by the role's search_path, then restores ours; None if there is none."""
+        """Finds the state's table by the role's search_path, then restores ours.
+
+        None if there is none.
+        """
         self._connection.execute(ROLES_SEARCH_PATH)
         [(oid,)] = self.execute("find_table", table=quote(self.spec.schema, self.spec.table)).fetchall()
         self._connection.execute(OUR_SEARCH_PATH)

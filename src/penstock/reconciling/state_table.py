@@ -1,10 +1,13 @@
-"""Writes canonical rows into a state's table: the least change, in an order that foreign keys allow, or none.
+"""Writes canonical rows into a state's table.
 
-Surplus rows are deleted first, in referring tables before referenced ones; then rows are updated and inserted,
-the other way round; then surplus rows that were still referred to are deleted.  Deferrable constraints are checked at the end.
+The least change, in an order that foreign keys allow, or none.  Surplus rows are deleted first, in
+referring tables before referenced ones; then rows are updated and inserted, the other way round;
+then surplus rows that were still referred to are deleted.  Deferrable constraints are checked at
+the end.
 
-A row that another table refers to is not deleted, nor is the value changed that it is referred by: the foreign key would
-change or remove the other table's rows.  It is left, and the constraint is named.
+A row that another table refers to is not deleted, nor is the value changed that it is referred by:
+the foreign key would change or remove the other table's rows.  It is left, and the constraint is
+named.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -57,7 +60,8 @@ class Reference:
 class StateTable:
     """A state's table in a transaction, and the rows that belong into it, in a temporary table.
 
-    The names of its types are written while the search_path is ours, its statements are executed with the role's.
+    The names of its types are written while the search_path is ours, its statements are executed
+    with the role's.
     """
 
     def __init__(
@@ -108,16 +112,18 @@ class StateTable:
         return sql.Identifier("pg_temp", f"penstock_{name}_{self._number}")
 
     def _differs(self, columns: Iterable[str]) -> sql.Composed:
-        """Renders the condition that row ``s`` of the state differs from row ``r`` in some columns, as in the comparison."""
+        """Renders the condition that row ``s`` of the state differs from ``r`` in some columns."""
         return _any(_differ(self.columns[name], self.spec.tolerance.get(name)) for name in columns)
 
     def parse_rows(self, source: sql.Composable) -> None:
         """Casts rows from JSON into the temporary table.
 
-        ``source`` has the columns ``number``, ``kind`` and ``row``.  Refuses what the state's columns cannot hold.
+        ``source`` has the columns ``number``, ``kind`` and ``row``.  Refuses what the state's
+        columns cannot hold.
         """
         self.execute(
-            "CREATE TEMPORARY TABLE {name} ({number} bigint NOT NULL, {kind} text NOT NULL, {blocked} text{typed}) ON COMMIT DROP",
+            "CREATE TEMPORARY TABLE {name} ({number} bigint NOT NULL, {kind} text NOT NULL, "
+            "{blocked} text{typed}) ON COMMIT DROP",
             name=sql.Identifier(f"penstock_rows_{self._number}"),
         )
         parse = sql.SQL("{source} d, LATERAL jsonb_to_record(d.row) AS x ({fields})").format(
@@ -146,7 +152,8 @@ class StateTable:
                         sql.SQL("CREATE TEMPORARY TABLE penstock_probe (v {})").format(sql.SQL(column.limited))
                     )
                     self.execute(
-                        "INSERT INTO pg_temp.penstock_probe SELECT {parsed} FROM {source} d, LATERAL jsonb_to_record(d.row) AS x ({field})",
+                        "INSERT INTO pg_temp.penstock_probe SELECT {parsed} FROM {source} d, "
+                        "LATERAL jsonb_to_record(d.row) AS x ({field})",
                         parsed=_parsed(column),
                         source=source,
                         field=_field(column),
@@ -155,7 +162,10 @@ class StateTable:
                 yield unfit(self.spec, column)
 
     def _refuse_too_long(self, parse: sql.Composable) -> None:
-        """Refuses texts that are too long: a cast to a length drops trailing spaces, and the next comparison finds them again."""
+        """Refuses texts that are too long.
+
+        A cast to a length drops trailing spaces, and the next comparison finds them again.
+        """
         sized = [column for column in self._columns() if column.is_sized]
         if not sized:
             return
@@ -188,7 +198,8 @@ class StateTable:
         """Marks the rows that the state has more than once."""
         keys = sql.SQL(", ").join(map(sql.Identifier, self.spec.key))
         self.execute(
-            "UPDATE {rows} r SET {kind} = 'doubled' FROM (SELECT {keys} FROM {table} {grouped} HAVING count(*) > 1) s WHERE {same}",
+            "UPDATE {rows} r SET {kind} = 'doubled' FROM (SELECT {keys} FROM {table} {grouped} "
+            "HAVING count(*) > 1) s WHERE {same}",
             keys=keys,
             grouped=self._grouped,
         )
@@ -202,14 +213,17 @@ class StateTable:
         return sql.SQL("GROUP BY {}").format(sql.SQL(", ").join([*names, *texts])) if names else sql.SQL("")
 
     def find_surplus(self, *, is_whole: bool) -> None:
-        """Notes and locks the surplus rows; of a whole state also all whose key is not among the canonical rows."""
+        """Notes and locks the surplus rows.
+
+        Of a whole state also all whose key is not among the canonical rows.
+        """
         self.execute(
             "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text) ON COMMIT DROP",
             name=sql.Identifier(f"penstock_surplus_{self._number}"),
         )
         self.execute(
-            "INSERT INTO {surplus} SELECT s.ctid, s.tableoid, r.{number} FROM {table} s JOIN {rows} r ON {same} "
-            "WHERE r.{kind} IN ('surplus', 'doubled') FOR UPDATE OF s"
+            "INSERT INTO {surplus} SELECT s.ctid, s.tableoid, r.{number} FROM {table} s JOIN "
+            "{rows} r ON {same} WHERE r.{kind} IN ('surplus', 'doubled') FOR UPDATE OF s"
         )
         if is_whole:
             self.execute(
@@ -239,14 +253,18 @@ class StateTable:
             raise self._not_taken()
 
     def _block(self, name: str, group: Sequence["StateTable"], references: Iterable[Reference]) -> None:
-        """Marks noted rows that other rows refer to; a row that is left may refer to another one."""
+        """Marks noted rows that other rows refer to.
+
+        A row that is left may refer to another one.
+        """
         noted_rows, marked = self._temporary(name), True
         while marked:
             marked = False
             for reference in references:
                 marked |= bool(
                     self.execute(
-                        "UPDATE {noted_rows} d SET blocked = {reason} FROM {table} s WHERE {is_row} AND d.blocked IS NULL AND {referred}",
+                        "UPDATE {noted_rows} d SET blocked = {reason} FROM {table} s WHERE "
+                        "{is_row} AND d.blocked IS NULL AND {referred}",
                         noted_rows=noted_rows,
                         reason=sql.Literal(reference.describe(f" ON DELETE{_ACTIONS[reference.on_delete]}")),
                         referred=self._is_referred(reference, group, noted_rows),
@@ -262,7 +280,8 @@ class StateTable:
             if reference.child in other.tree and (reference.is_self or reference.is_checked_late):
                 surplus = noted_rows if noted_rows is not None and other is self else other._temporary("surplus")  # noqa: SLF001  its own class
                 goes = sql.SQL(
-                    " AND NOT EXISTS (SELECT FROM {} g WHERE g.place = c.ctid AND g.part = c.tableoid AND g.blocked IS NULL)"
+                    " AND NOT EXISTS (SELECT FROM {} g WHERE g.place = c.ctid AND g.part = "
+                    "c.tableoid AND g.blocked IS NULL)"
                 ).format(surplus)
         return sql.SQL("EXISTS (SELECT FROM {child} c WHERE {same}{goes})").format(
             child=sql.Identifier(reference.child_schema, reference.child_table),
@@ -276,7 +295,8 @@ class StateTable:
     def write(self, group: Sequence["StateTable"]) -> None:
         """Updates the rows that differ, and inserts those that are missing.
 
-        Rows that exchange the values of a unique index cannot be updated one after the other: they are deleted and inserted.
+        Rows that exchange the values of a unique index cannot be updated one after the other: they
+        are deleted and inserted.
         """
         self._block_updates(group)
         moving = {name for name in self._compared if self.columns[name].is_identity}
@@ -296,19 +316,21 @@ class StateTable:
         if moving:
             self._move(group, moving)
         update: LiteralString = (
-            "UPDATE {table} s SET {set} FROM {rows} r WHERE {same} AND r.{kind} NOT IN ('surplus', 'doubled') "
-            "AND r.{blocked} IS NULL AND ({differs})"
+            "UPDATE {table} s SET {set} FROM {rows} r WHERE {same} AND r.{kind} NOT IN "
+            "('surplus', 'doubled') AND r.{blocked} IS NULL AND ({differs})"
         )
-        # A concurrent run may have inserted the row already: at the same cut, so it is the same row.
+        # A concurrent run may have inserted the row already: at the same cut, so it is the same
+        # row.
         insert: LiteralString = (
             "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {rows} r "
-            "WHERE r.{kind} <> 'surplus' AND r.{blocked} IS NULL AND NOT EXISTS (SELECT FROM {table} s WHERE {same})"
+            "WHERE r.{kind} <> 'surplus' AND r.{blocked} IS NULL AND NOT EXISTS (SELECT FROM "
+            "{table} s WHERE {same})"
         )
         if not self._is_updatable:
             self.execute(insert)
         elif any(reference.is_self for reference in self.references):
-            # In one statement, after which they are checked: a row may come to refer to one that is inserted, and the reverse.
-            # The part in WITH is executed last.
+            # In one statement, after which they are checked: a row may come to refer to one that is
+            # inserted, and the reverse. The part in WITH is executed last.
             self.execute("WITH inserted AS (" + insert + ") " + update)
         else:
             self.execute(update)
@@ -319,31 +341,38 @@ class StateTable:
         return any(not (c.is_generated or c.is_identity) for c in (self.columns[name] for name in self._compared))
 
     def _move(self, group: Sequence["StateTable"], moving: Collection[str]) -> None:
-        """Deletes and inserts the rows that differ in some columns; keeps the values of other columns."""
+        """Deletes and inserts the rows that differ in some columns.
+
+        Keeps the values of other columns.
+        """
         compared = [name for name in self._compared if name in moving]
         differs = self._differs(compared) if len(compared) == len(moving) else self._parts["differs"]
         self.execute("DROP TABLE IF EXISTS {moved}")
         self.execute(
-            "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text, old {table}) ON COMMIT DROP",
+            "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text, old "
+            "{table}) ON COMMIT DROP",
             name=sql.Identifier(f"penstock_moved_{self._number}"),
         )
         self.execute(
-            "INSERT INTO {moved} SELECT s.ctid, s.tableoid, r.{number}, NULL, CAST(s.* AS {table}) FROM {table} s JOIN {rows} r ON {same} "
-            "WHERE r.{kind} NOT IN ('surplus', 'doubled') AND r.{blocked} IS NULL AND ({moving}) FOR UPDATE OF s",
+            "INSERT INTO {moved} SELECT s.ctid, s.tableoid, r.{number}, NULL, CAST(s.* AS "
+            "{table}) FROM {table} s JOIN {rows} r ON {same} WHERE r.{kind} NOT IN ('surplus', "
+            "'doubled') AND r.{blocked} IS NULL AND ({moving}) FOR UPDATE OF s",
             moving=differs,
         )
         self._block("moved", group, [r for r in self.references if not r.is_checked_late])
         blocked = self.execute("SELECT blocked FROM {moved} WHERE blocked IS NOT NULL LIMIT 1").fetchone()
         if blocked is not None:
             raise RepairRefused(
-                f"rows of {self.spec.state} can only be repaired by deleting and inserting them, because of "
-                f"{', '.join(sorted(moving))}, and {blocked[0]} refers to them. They are as they were. "
-                "Make the unique constraint DEFERRABLE, or repair these rows by hand"
+                f"rows of {self.spec.state} can only be repaired by deleting and inserting them, "
+                f"because of {', '.join(sorted(moving))}, and {blocked[0]} refers to them. They "
+                "are as they were. Make the unique constraint DEFERRABLE, or repair these rows by "
+                "hand"
             )
         self._delete("moved")
         names = [c.name for c in self.columns.values() if not c.is_generated]
         self.execute(
-            "INSERT INTO {table} ({all}) OVERRIDING SYSTEM VALUE SELECT {merged} FROM {moved} d JOIN {rows} r ON r.{number} = d.number",
+            "INSERT INTO {table} ({all}) OVERRIDING SYSTEM VALUE SELECT {merged} FROM {moved} d "
+            "JOIN {rows} r ON r.{number} = d.number",
             all=sql.SQL(", ").join(map(sql.Identifier, names)),
             merged=sql.SQL(", ").join(
                 sql.SQL("r.{}" if name in self._compared else "(d.old).{}").format(sql.Identifier(name))
@@ -352,7 +381,10 @@ class StateTable:
         )
 
     def _find_unique(self, error: psycopg.Error) -> set[str]:
-        """Finds the columns of the unique index that an error names; all compared ones if it has others."""
+        """Finds the columns of the unique index that an error names.
+
+        All compared ones if it has others.
+        """
         values = {"table": self._table, "name": error.diag.constraint_name}
         names = {name for (name,) in self._connection.execute(CATALOG["unique_columns"], values)}
         return names if names and names <= set(self._compared) else set(self._compared)
@@ -360,7 +392,8 @@ class StateTable:
     def _block_updates(self, group: Sequence["StateTable"]) -> None:
         """Marks rows whose update would change a value that other rows refer to.
 
-        Without an action, another row may take it over, and the rows of the group may come to refer to another one.
+        Without an action, another row may take it over, and the rows of the group may come to refer
+        to another one.
         """
         for reference in self.references:
             written = set(reference.referenced) & set(self._compared)
@@ -370,8 +403,9 @@ class StateTable:
                 continue
             taken_over = self._is_taken_over(reference) if is_late else sql.SQL("false")
             self.execute(
-                "UPDATE {rows} r SET {blocked} = {reason} FROM {table} s WHERE {same} AND r.{kind} NOT IN ('surplus', 'doubled') "
-                "AND r.{blocked} IS NULL AND ({changes}) AND {referred} AND NOT {taken_over}",
+                "UPDATE {rows} r SET {blocked} = {reason} FROM {table} s WHERE {same} AND "
+                "r.{kind} NOT IN ('surplus', 'doubled') AND r.{blocked} IS NULL AND ({changes}) "
+                "AND {referred} AND NOT {taken_over}",
                 reason=sql.Literal(reference.describe(f" ON UPDATE{_ACTIONS[reference.on_update]}")),
                 changes=self._parts["differs"] if generated else self._differs(written),
                 referred=self._is_referred(reference, ()),
@@ -379,7 +413,7 @@ class StateTable:
             )
 
     def _is_taken_over(self, reference: Reference) -> sql.Composable:
-        """Renders the condition that another row takes over the values of ``s`` that a foreign key refers to."""
+        """Renders the condition that another row takes over the values of a referenced ``s``."""
         if not set(reference.referenced) <= set(self._names):
             return sql.SQL("false")
         same = _all(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in reference.referenced)
@@ -388,29 +422,35 @@ class StateTable:
         )
 
     def check(self) -> None:
-        """Checks that each row is in the state as it belongs there, once: a trigger or a rule may have intervened.
+        """Checks that each row is in the state as it belongs there, once.
 
-        It may also have written other rows of the state: none but the rows that belong there are of this transaction.
+        A trigger or a rule may have intervened.  It may also have written other rows of the state:
+        none but the rows that belong there are of this transaction.
         """
         wrong = self.execute(
-            "SELECT FROM {rows} r LEFT JOIN {table} s ON {same} WHERE r.{kind} <> 'surplus' AND r.{blocked} IS NULL "
-            "AND (s.tableoid IS NULL OR ({differs})) "
+            "SELECT FROM {rows} r LEFT JOIN {table} s ON {same} WHERE r.{kind} <> 'surplus' AND "
+            "r.{blocked} IS NULL AND (s.tableoid IS NULL OR ({differs})) "
             "AND NOT EXISTS (SELECT FROM {surplus} d WHERE d.number = r.{number}) LIMIT 1"
         ).fetchone()
         if wrong is None and self._interceptors:
             wrong = self.execute(
-                "SELECT FROM {table} s, pg_current_xact_id() x (id) WHERE CASE WHEN age(s.xmin) <= age(x.id::xid) "
-                "THEN pg_xact_status((x.id::text::numeric + age(x.id::xid) - age(s.xmin))::text::xid8) = 'in progress' END "
-                "AND NOT EXISTS (SELECT FROM {rows} r WHERE r.{kind} <> 'surplus' AND {same}) LIMIT 1"
+                "SELECT FROM {table} s, pg_current_xact_id() x (id) WHERE CASE WHEN age(s.xmin) "
+                "<= age(x.id::xid) THEN pg_xact_status((x.id::text::numeric + age(x.id::xid) - "
+                "age(s.xmin))::text::xid8) = 'in progress' END AND NOT EXISTS (SELECT FROM {rows} "
+                "r WHERE r.{kind} <> 'surplus' AND {same}) LIMIT 1"
             ).fetchone()
         if wrong is not None:
             raise self._not_taken()
 
     def left(self) -> dict[int, str]:
-        """Returns the rows that were left, by number, with what refers to them; 0 is a row of the state without number."""
+        """Returns the rows that were left, by number, with what refers to them.
+
+        0 is a row of the state without number.
+        """
         return dict(
             self.execute(
-                "SELECT coalesce(number, 0), blocked FROM {surplus} UNION ALL SELECT {number}, {blocked} FROM {rows} WHERE {blocked} IS NOT NULL"
+                "SELECT coalesce(number, 0), blocked FROM {surplus} UNION ALL SELECT {number}, "
+                "{blocked} FROM {rows} WHERE {blocked} IS NOT NULL"
             ).fetchall()
         )
 
@@ -418,8 +458,9 @@ class StateTable:
         generated = [name for name in self._compared if self.columns[name].is_generated]
         causes = [*self._interceptors, *(f"generated column {name}" for name in generated)]
         return RepairRefused(
-            f"rows of {self.spec.state} do not become what is canonical: {', '.join(causes) or 'a column'} "
-            f"gives them other values, or writes other rows. They are as they were. Let the canonical query of reconciliation {self.spec.name} "
+            f"rows of {self.spec.state} do not become what is canonical: "
+            f"{', '.join(causes) or 'a column'} gives them other values, or writes other rows. "
+            f"They are as they were. Let the canonical query of reconciliation {self.spec.name} "
             "return what the table holds, or leave the column out"
         )
 
@@ -448,8 +489,9 @@ class StateTable:
         if isinstance(error, (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)):
             hint = ", or repair all rows in one transaction: --whole"
         return (
-            f"{self.spec.state} cannot be repaired: {cause} does not allow it. These rows are as they were. "
-            f"Correct the canonical query of reconciliation {self.spec.name} or the rows that are in the way{hint}"
+            f"{self.spec.state} cannot be repaired: {cause} does not allow it. These rows are as "
+            f"they were. Correct the canonical query of reconciliation {self.spec.name} or the "
+            f"rows that are in the way{hint}"
         )
 
 
@@ -462,7 +504,10 @@ def _any(conditions: Iterable[sql.Composable]) -> sql.Composed:
 
 
 def _same(column: StateColumn) -> sql.Composable:
-    """Renders the comparison of keys: equality of some types and collations is coarser than the comparison's."""
+    """Renders the comparison of keys.
+
+    Equality of some types and collations is coarser than the comparison's.
+    """
     text: LiteralString = "s.{0} = r.{0}"
     if column.oid not in NATIVE:
         text += ' AND CAST(s.{0} AS text) COLLATE "C" = CAST(r.{0} AS text)'
@@ -477,14 +522,18 @@ def _differ(column: StateColumn, tolerance: float | None) -> sql.Composable:
         text = "s.{name} IS DISTINCT FROM r.{name}"
     else:
         text = (
-            "(s.{name} IS DISTINCT FROM r.{name} AND (abs(CAST(CAST(s.{name} AS text) AS numeric) - "
-            "CAST(CAST(r.{name} AS text) AS numeric)) <= CAST({tolerance} AS numeric)) IS NOT TRUE)"
+            "(s.{name} IS DISTINCT FROM r.{name} AND (abs(CAST(CAST(s.{name} AS text) AS numeric) "
+            "- CAST(CAST(r.{name} AS text) AS numeric)) <= CAST({tolerance} AS numeric)) IS NOT "
+            "TRUE)"
         )
     return sql.SQL(text).format(**names)
 
 
 def _field(column: StateColumn) -> sql.Composed:
-    """Renders a column as parsed from JSON: a document is text there, and a whole number may have a decimal point."""
+    """Renders a column as parsed from JSON.
+
+    A document is text there, and a whole number may have a decimal point.
+    """
     type_ = "text" if column.is_json else "numeric" if column.is_integer else column.unlimited
     return sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(type_))
 
@@ -495,7 +544,10 @@ def _parsed(column: StateColumn) -> sql.Composed:
 
 
 def order_states(connection: Connection, specs: Sequence[ReconciliationSpec]) -> list[ReconciliationSpec]:
-    """Orders reconciliations as ``order_tables``; the connection finds tables by the role's search_path."""
+    """Orders reconciliations as ``order_tables``.
+
+    The connection finds tables by the role's search_path.
+    """
     tables = [
         StateTable(connection, spec, oid, ())
         for spec in specs
@@ -507,7 +559,10 @@ def order_states(connection: Connection, specs: Sequence[ReconciliationSpec]) ->
 
 
 def order_tables(tables: Sequence[StateTable]) -> list[StateTable]:
-    """Orders tables for inserting: each after those that it refers to; a circle keeps the given order."""
+    """Orders tables for inserting: each after those that it refers to.
+
+    A circle keeps the given order.
+    """
     ordered: list[StateTable] = []
     remaining = list(tables)
     while remaining:

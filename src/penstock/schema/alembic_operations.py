@@ -1,4 +1,4 @@
-"""Alembic operations that create and drop declared triggers, for applications that migrate with their own Alembic.
+"""Alembic operations that create and drop declared triggers, for an application's own Alembic.
 
     from alembic import op
     import penstock.schema.alembic_operations  # adds the two operations to op
@@ -10,10 +10,11 @@
     def downgrade() -> None:
         op.drop_penstock_triggers(pipeline, Order)
 
-Both work with every driver, asynchronous ones too, and offline (``alembic upgrade --sql``); a ``schema_translate_map`` of the
-connection says in which schema the tables are.  They render the rules as they
-are when the migration runs.  After a change of a rule, write another migration with ``create_penstock_triggers``, which
-replaces the trigger; until it has run, ``penstock doctor`` and every worker's start fail.
+Both work with every driver, asynchronous ones too, and offline (``alembic upgrade --sql``); a
+``schema_translate_map`` of the connection says in which schema the tables are.  They render the
+rules as they are when the migration runs.  After a change of a rule, write another migration with
+``create_penstock_triggers``, which replaces the trigger; until it has run, ``penstock doctor`` and
+every worker's start fail.
 """
 
 from collections.abc import Iterable
@@ -67,20 +68,27 @@ class TriggerOperation(MigrateOperation):
 @Operations.implementation_for(TriggerOperation)
 def _execute(operations: Operations, operation: TriggerOperation) -> None:
     for statement in operation.statements:
-        operations.execute(statement.replace(":", r"\:"))  # text() would take a colon for a parameter
+        operations.execute(
+            statement.replace(":", r"\:")
+        )  # text() would take a colon for a parameter
 
 
-def _find_triggers(operations: Operations, pipeline: Declarations, classes: Iterable[type[Any]]) -> list[Trigger]:
+def _find_triggers(
+    operations: Operations, pipeline: Declarations, classes: Iterable[type[Any]]
+) -> list[Trigger]:
     """Finds the triggers of the classes, in the order of their rules' declaration."""
     models, connection = tuple(classes), operations.get_context().connection  # none offline
     options = connection.get_execution_options() if connection is not None else {}
     triggers = make_triggers(pipeline, options.get("schema_translate_map"))
     chosen = [trigger for trigger in triggers if trigger.rule.model in models]
-    missing = [cls.__name__ for cls in models if all(trigger.rule.model is not cls for trigger in chosen)]
+    missing = [
+        cls.__name__ for cls in models if all(trigger.rule.model is not cls for trigger in chosen)
+    ]
     if missing or not models:
         raise DeclarationError(
             f'no staging rule with capture="trigger" is declared for {missing[0]}'
             if missing
-            else "which triggers? Give the mapped classes: op.create_penstock_triggers(pipeline, Order)"
+            else "which triggers? Give the mapped classes: op.create_penstock_triggers(pipeline, "
+            "Order)"
         )
     return chosen

@@ -1,7 +1,10 @@
-"""Capture by trigger in the database: installs the triggers that rules declare, and compares what is there with them.
+"""Capture by trigger in the database.
 
-A rule with ``capture="trigger"`` that has no trigger loses every change, and nothing fails.  So ``penstock init``
-installs the triggers, every worker checks them when it starts, and ``penstock doctor`` checks them whenever it runs.
+Installs the triggers that rules declare, and compares what is there with them.
+
+A rule with ``capture="trigger"`` that has no trigger loses every change, and nothing fails.  So
+``penstock init`` installs the triggers, every worker checks them when it starts, and
+``penstock doctor`` checks them whenever it runs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +40,10 @@ LOCK_TIMEOUT_S = 5
 
 
 def make_triggers(pipeline: Declarations, schemas: Schemas | None = None) -> list[Trigger]:
-    """Makes the triggers of a pipeline's rules, in the order of their declaration; see ``make_trigger``."""
+    """Makes the triggers of a pipeline's rules, in the order of their declaration.
+
+    See ``make_trigger``.
+    """
     rules = [rule for rule in pipeline.rules if rule.capture == "trigger"]
     return [make_trigger(rule, pipeline.scope.schema, schemas) for rule in rules]
 
@@ -47,7 +53,11 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
     triggers = make_triggers(pipeline)
     installed = read_installed(connection, pipeline.scope)
     channels = registered_channels(connection, pipeline.scope) if triggers else {}
-    tables = read_tables(connection, pipeline.scope, {trigger.table for trigger in triggers}) if triggers else []
+    tables = (
+        read_tables(connection, pipeline.scope, {trigger.table for trigger in triggers})
+        if triggers
+        else []
+    )
     faults: list[CaptureFault] = []
     for trigger in triggers:
         matching = [candidate for candidate in installed if candidate.name == trigger.name]
@@ -56,23 +66,32 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
 
 
 def check_triggers(connection: Connection, pipeline: Pipeline) -> None:
-    """Raises ``TriggerMissing`` if a rule's trigger is missing or differs; sends no query without such rules."""
+    """Raises ``TriggerMissing`` if a rule's trigger is missing or differs.
+
+    Sends no query without such rules.
+    """
     if any(rule.capture == "trigger" for rule in pipeline.rules):
         for fault in inspect_triggers(connection, pipeline):
             if fault.is_refused:
                 raise TriggerMissing(f"{fault.message}: {fault.fix}")
 
 
-def install_triggers(database: Database, pipeline: Pipeline, search_path: str | None = None) -> list[str]:
-    """Installs or replaces the triggers of a pipeline's rules that are not as declared; returns their tables.
+def install_triggers(
+    database: Database, pipeline: Pipeline, search_path: str | None = None
+) -> list[str]:
+    """Installs or replaces the triggers of a pipeline's rules that are not as declared.
 
-    Each is installed in a transaction of its own, so that one table is locked at a time, for a moment.  Several processes
-    may call it at once.
+    Returns their tables.
+
+    Each is installed in a transaction of its own, so that one table is locked at a time, for a
+    moment.  Several processes may call it at once.
 
     Args:
-        database: The database; the ``schema_translate_map`` of an engine says in which schema the tables are.
+        database: The database; the ``schema_translate_map`` of an engine says in which schema the
+            tables are.
         pipeline: Declares the rules.
-        search_path: Where tables are looked up whose class names no schema; by default, the role's search path.
+        search_path: Where tables are looked up whose class names no schema; by default, the role's
+            search path.
     """
     options = {} if isinstance(database, str) else database.get_execution_options()
     triggers = make_triggers(pipeline, options.get("schema_translate_map"))
@@ -83,7 +102,11 @@ def install_triggers(database: Database, pipeline: Pipeline, search_path: str | 
         for trigger in triggers:
             with postgres_errors(f"installing the trigger of {trigger.table}"):
                 try:
-                    tables += [trigger.table] if _install(connection, pipeline, trigger, search_path) else []
+                    tables += (
+                        [trigger.table]
+                        if _install(connection, pipeline, trigger, search_path)
+                        else []
+                    )
                 except (
                     psycopg.ProgrammingError,
                     TriggerMissing,
@@ -92,13 +115,15 @@ def install_triggers(database: Database, pipeline: Pipeline, search_path: str | 
                     failed.append(f"{trigger.rule.model.__name__}: {reason}")
     if failed:
         raise TriggerMissing(
-            f"no trigger was installed for {'; '.join(failed)}. Create or migrate the application's tables first, "
-            f"as their owner, then: {INIT}"
+            f"no trigger was installed for {'; '.join(failed)}. Create or migrate the "
+            f"application's tables first, as their owner, then: {INIT}"
         )
     return tables
 
 
-def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, search_path: str | None) -> bool:
+def _install(
+    connection: Connection, pipeline: Pipeline, trigger: Trigger, search_path: str | None
+) -> bool:
     """Installs a trigger unless it is there as declared; returns whether it was installed."""
     sql = statements("penstock.database", pipeline.scope.schema)
     # The class may leave the schema of its table to the search path of the application's role.
@@ -129,17 +154,28 @@ def _install(connection: Connection, pipeline: Pipeline, trigger: Trigger, searc
 
 
 def _render_drops(
-    trigger: Trigger, installed: Sequence[InstalledTrigger], table: CapturedTable, pipeline: Pipeline
+    trigger: Trigger,
+    installed: Sequence[InstalledTrigger],
+    table: CapturedTable,
+    pipeline: Pipeline,
 ) -> Iterator[str]:
-    """Renders the drops for a table that was renamed with its class; otherwise its changes would be staged twice."""
+    """Renders the drops for a table that was renamed with its class.
+
+    Otherwise its changes would be staged twice.
+    """
     declared = {make_name(rule) for rule in pipeline.rules}
     for other in installed:
         if other.name not in declared and is_of_former_name(trigger, other, table):
-            yield from render_drop(other.name, quote(pipeline.scope.schema, other.name), table.full_name)
+            yield from render_drop(
+                other.name, quote(pipeline.scope.schema, other.name), table.full_name
+            )
 
 
 def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable) -> None:
-    """Plans the function's expressions on no rows: Postgres otherwise checks them only when it fires."""
+    """Plans the function's expressions on no rows.
+
+    Postgres otherwise checks them only when it fires.
+    """
     for name, expression in trigger.expressions.items():
         statement = f"SELECT {expression} FROM {table.full_name} AS penstock_row WHERE false"
         try:
@@ -147,34 +183,51 @@ def _try_columns(connection: Connection, trigger: Trigger, table: CapturedTable)
         except psycopg.ProgrammingError as error:
             raise TriggerMissing(f"column {name}: {first_line(error)}") from error
     if trigger.condition is not None:
-        condition = f"SELECT ({trigger.condition}) IS TRUE FROM {table.full_name} AS penstock_row WHERE false"
+        condition = (
+            f"SELECT ({trigger.condition}) IS TRUE FROM {table.full_name} AS penstock_row "
+            "WHERE false"
+        )
         connection.execute(condition.encode())
 
 
-def _list_bodies(trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]) -> set[str]:
-    """Lists the bodies that a trigger's function may have: of any number of shards that its channel has had.
+def _list_bodies(
+    trigger: Trigger, pipeline: Pipeline, channels: Mapping[str, RegisteredChannel]
+) -> set[str]:
+    """Lists the bodies that a trigger's function may have.
 
-    Once that number was changed, the shard that a trigger stages no longer matters.
+    Of any number of shards that its channel has had.  Once that number was changed, the shard that
+    a trigger stages no longer matters.
     """
     rule, schema = trigger.rule, pipeline.scope.schema
     registered = channels.get(rule.channel.name)
     shards = {rule.channel.shards}
     if registered is not None and registered.generations:
         shards |= {generation.shards for generation in registered.every_generation}
-    return {make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body for n in shards}
+    return {
+        make_trigger(replace(rule, channel=replace(rule.channel, shards=n)), schema).body
+        for n in shards
+    }
 
 
 def _inspect(
-    trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], tables: Sequence[CapturedTable]
+    trigger: Trigger,
+    bodies: Collection[str],
+    installed: Sequence[InstalledTrigger],
+    tables: Sequence[CapturedTable],
 ) -> Iterator[CaptureFault]:
     """Compares a rule with the installed triggers on each table that it may capture.
 
-    That is the table in the schema that the class names.  Where the class leaves the schema open, or the application
-    translates it, as with a schema a tenant, each table that has the trigger.
+    That is the table in the schema that the class names.  Where the class leaves the schema open,
+    or the application translates it, as with a schema a tenant, each table that has the trigger.
     """
-    row, namesakes = FIRST + trigger.name, [table for table in tables if table.name == trigger.table]
+    row, namesakes = (
+        FIRST + trigger.name,
+        [table for table in tables if table.name == trigger.table],
+    )
     captured = {candidate.oid for candidate in installed if candidate.trigger == row}
-    about = [table for table in namesakes if table.oid in captured or table.schema == trigger.schema]
+    about = [
+        table for table in namesakes if table.oid in captured or table.schema == trigger.schema
+    ]
     if not about:
         about = [
             table
@@ -188,21 +241,27 @@ def _inspect(
     if len(about) > 1:
         if not trigger.rule.channel.traits.has_payloads:
             yield CaptureFault(
-                f"rows of {len(about)} tables {trigger.table} mark members of Ick {trigger.rule.channel.name}, which has no "
-                "headers to say the schema: a member stands for the rows of all",
+                f"rows of {len(about)} tables {trigger.table} mark members of Ick "
+                f"{trigger.rule.channel.name}, which has no headers to say the schema: a member "
+                "stands for the rows of all",
                 "refresh it in each schema, or stage into a Log",
                 is_refused=False,
                 is_mended_by_init=False,
             )
         for table in namesakes:
-            if table not in about and table.kind in TABLES and trigger.expressions.keys() <= table.columns.keys():
+            if (
+                table not in about
+                and table.kind in TABLES
+                and trigger.expressions.keys() <= table.columns.keys()
+            ):
                 yield replace(_missing(trigger, table.full_name, row), is_refused=False)
     members = {table.oid for table in about} | {part.oid for table in about for part in table.parts}
     for candidate in installed:
         if candidate.oid is not None and candidate.oid not in members:
             place = quote(candidate.schema, candidate.table)
             yield CaptureFault(
-                f"trigger {candidate.trigger} of table {place} captures what is no part of table {trigger.table}",
+                f"trigger {candidate.trigger} of table {place} captures what is no part of table "
+                f"{trigger.table}",
                 f"DROP TRIGGER {quote(candidate.trigger)} ON {place}",
                 is_refused=False,
                 is_mended_by_init=False,
@@ -210,24 +269,36 @@ def _inspect(
 
 
 def _missing(trigger: Trigger, table: str, name: str) -> CaptureFault:
-    message = f"{trigger.rule.model.__name__} is captured by trigger, and table {table} has no trigger {name}"
+    message = (
+        f"{trigger.rule.model.__name__} is captured by trigger, and table {table} has no "
+        f"trigger {name}"
+    )
     return CaptureFault(message, f"install the trigger as declared: {INIT}")
 
 
 def _inspect_table(
-    trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], table: CapturedTable
+    trigger: Trigger,
+    bodies: Collection[str],
+    installed: Sequence[InstalledTrigger],
+    table: CapturedTable,
 ) -> Iterator[CaptureFault]:
     """Compares what a rule declares with one table and its triggers."""
     fault = _find_fault(trigger, bodies, installed, table)
     if fault is not None:
         yield fault
     yield from find_refusals(trigger, table)
-    if any(candidate.oid == table.oid and candidate.trigger == FIRST + trigger.name for candidate in installed):
+    if any(
+        candidate.oid == table.oid and candidate.trigger == FIRST + trigger.name
+        for candidate in installed
+    ):
         yield from find_changes(trigger, table, installed)
 
 
 def _find_fault(
-    trigger: Trigger, bodies: Collection[str], installed: Sequence[InstalledTrigger], table: CapturedTable
+    trigger: Trigger,
+    bodies: Collection[str],
+    installed: Sequence[InstalledTrigger],
+    table: CapturedTable,
 ) -> CaptureFault | None:
     """Compares the triggers of a table with those that the rule declares."""
     cls, by_name = (
@@ -240,12 +311,16 @@ def _find_fault(
             return _missing(trigger, table.full_name, name)
         if not current.fires:
             message = (
-                f"{cls} is captured by trigger, and trigger {name} of table {table.full_name} is disabled or limited"
+                f"{cls} is captured by trigger, and trigger {name} of table "
+                f"{table.full_name} is disabled or limited"
             )
-            return CaptureFault(message, f"ALTER TABLE {table.full_name} ENABLE TRIGGER {quote(name)}, or {INIT}")
+            return CaptureFault(
+                message, f"ALTER TABLE {table.full_name} ENABLE TRIGGER {quote(name)}, or {INIT}"
+            )
         if current.type != kind or current.body not in bodies:
             message = (
-                f"{cls} is captured by trigger, and trigger {name} of table {table.full_name} is not that of its rule"
+                f"{cls} is captured by trigger, and trigger {name} of table "
+                f"{table.full_name} is not that of its rule"
             )
             return CaptureFault(message, f"install the trigger as declared: {INIT}")
     return None
@@ -256,20 +331,29 @@ def _find_undeclared(
 ) -> Iterator[CaptureFault]:
     """Finds triggers whose rule is gone: a class may have been renamed."""
     by_hooks = {make_name(rule) for rule in pipeline.rules if rule.capture == "orm"}
-    for name, trigger in {trigger.name: trigger for trigger in installed if trigger.trigger is not None}.items():
+    for name, trigger in {
+        trigger.name: trigger for trigger in installed if trigger.trigger is not None
+    }.items():
         if name not in declared:
             table = quote(trigger.schema, trigger.table or "")
             drop = f"DROP FUNCTION {quote(pipeline.scope.schema, name)}() CASCADE"
-            message = f"trigger {trigger.trigger} of table {table} captures for no rule of this pipeline"
+            message = (
+                f"trigger {trigger.trigger} of table {table} captures for no rule of this pipeline"
+            )
             if name in by_hooks:
-                message = f"trigger {trigger.trigger} of table {table} stages again what the session's hooks stage"
+                message = (
+                    f"trigger {trigger.trigger} of table {table} stages again what the "
+                    "session's hooks stage"
+                )
             else:
                 drop = f"unless another pipeline declares it: {drop}"
             yield CaptureFault(message, drop, is_refused=False, is_mended_by_init=False)
 
 
-def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: str | None = None) -> str:
-    """Returns the source of an Alembic migration that creates the triggers of all rules with ``capture="trigger"``.
+def trigger_migration(
+    pipeline: Declarations, *, revision: str, down_revision: str | None = None
+) -> str:
+    """Returns an Alembic migration that creates the triggers of rules with ``capture="trigger"``.
 
     Args:
         pipeline: Declares the rules.
@@ -281,7 +365,9 @@ def trigger_migration(pipeline: Declarations, *, revision: str, down_revision: s
         raise DeclarationError('no staging rule has capture="trigger": there is nothing to migrate')
     up = [sql for trigger in triggers for sql in trigger.statements]
     down = [sql for trigger in reversed(triggers) for sql in trigger.drop]
-    return _MIGRATION.format(revision=revision, down=down_revision, up=_render_list(up), drop=_render_list(down))
+    return _MIGRATION.format(
+        revision=revision, down=down_revision, up=_render_list(up), drop=_render_list(down)
+    )
 
 
 _MIGRATION = '''"""Penstock's triggers: stage changes to these tables, whichever client makes them.
@@ -316,7 +402,7 @@ def downgrade() -> None:
 
 
 def _render_list(statements: Iterable[str]) -> str:
-    """Renders the statements as the items of a Python list, one source line for each line of SQL."""
+    """Renders statements as items of a Python list, one source line for each line of SQL."""
     lines: list[str] = []
     for statement in statements:
         parts = [repr(part) for part in statement.splitlines(keepends=True)]

@@ -1,7 +1,8 @@
-"""The tables that triggers capture, as they are now, compared with what the triggers were installed for.
+"""The captured tables as they are now, compared with those that the triggers were installed for.
 
-DDL that an application runs later does not tell Penstock: the types of columns, the labels of enums, partitions and children
-change under an installed trigger.  The catalog has all of it, and every role may read it.
+DDL that an application runs later does not tell Penstock: the types of columns, the labels of
+enums, partitions and children change under an installed trigger.  The catalog has all of it, and
+every role may read it.
 """
 
 import json
@@ -24,11 +25,12 @@ KINDS = {"v": "a view", "m": "a materialised view", "f": "a foreign table"}
 
 @dataclass(frozen=True, slots=True)
 class CaptureFault:
-    """A declared trigger that does not capture what its rule says, or an installed one without a rule."""
+    """A declared trigger that does not capture what its rule says, or one without a rule."""
 
     message: str  # the finding
     fix: str  # the command, or the change
-    # true if workers refuse to start: a rule's changes are lost, or staged in another form than declared
+    # true if workers refuse to start: a rule's changes are lost, or staged in another form than
+    # declared
     is_refused: bool = True
     is_mended_by_init: bool = True
 
@@ -43,7 +45,11 @@ class InstalledTrigger(NamedTuple):
     schema: str | None  # schema of the trigger's table
     table: str | None  # name of the trigger's table
     type: int | None  # ``pg_trigger.tgtype``
-    fires: bool | None  # true if it fires for every change of its type: enabled, for all columns, without a condition
+    fires: (
+        bool | None
+        # true if it fires for every change of its type: enabled, for all columns, without a
+        # condition
+    )
     comment: str | None  # what the table was like when it was installed
 
 
@@ -86,14 +92,28 @@ class CapturedTable:
 
 def read_installed(connection: Connection, scope: Scope) -> list[InstalledTrigger]:
     """Reads all functions that capture, with their triggers."""
-    rows = fetch(connection, scope, "penstock.database.triggers", "reading the triggers", {"schema": scope.schema})
+    rows = fetch(
+        connection,
+        scope,
+        "penstock.database.triggers",
+        "reading the triggers",
+        {"schema": scope.schema},
+    )
     return [InstalledTrigger(*row) for row in rows]
 
 
-def read_tables(connection: Connection, scope: Scope, names: Collection[str]) -> list[CapturedTable]:
+def read_tables(
+    connection: Connection, scope: Scope, names: Collection[str]
+) -> list[CapturedTable]:
     """Reads all tables that have one of the names."""
     values = {"tables": list(names)}
-    rows = fetch(connection, scope, "penstock.database.captured_tables", "reading the captured tables", values)
+    rows = fetch(
+        connection,
+        scope,
+        "penstock.database.captured_tables",
+        "reading the captured tables",
+        values,
+    )
     return [
         CapturedTable(
             oid=oid,
@@ -111,10 +131,14 @@ def read_tables(connection: Connection, scope: Scope, names: Collection[str]) ->
 
 def find_refusals(trigger: Trigger, table: CapturedTable) -> Iterator[CaptureFault]:
     """Finds the reasons why a trigger cannot capture a table, whatever is installed."""
-    for kind, name in ((table.kind, table.full_name), *((part.kind, part.name) for part in table.parts)):
+    for kind, name in (
+        (table.kind, table.full_name),
+        *((part.kind, part.name) for part in table.parts),
+    ):
         if kind not in TABLES:
             yield CaptureFault(
-                f"{name} is {KINDS.get(kind, 'no table')}: what changes its rows does not fire a trigger here",
+                f"{name} is {KINDS.get(kind, 'no table')}: what changes its rows does not fire a "
+                "trigger here",
                 "declare the rule for the tables behind it, in the database that holds them",
                 is_mended_by_init=False,
             )
@@ -122,12 +146,14 @@ def find_refusals(trigger: Trigger, table: CapturedTable) -> Iterator[CaptureFau
         column = table.columns.get(name)
         if column is None:
             yield CaptureFault(
-                f"table {table.full_name} has no column {name}, which its trigger reads: writes fail",
+                f"table {table.full_name} has no column {name}, which its trigger reads: writes "
+                "fail",
                 f"change the class or the rule, then: {INIT}",
             )
         elif column.is_virtual:
             yield CaptureFault(
-                f"column {name} of table {table.full_name} is a virtual generated column, which is NULL in a trigger",
+                f"column {name} of table {table.full_name} is a virtual generated column, which "
+                "is NULL in a trigger",
                 f"make it STORED, or list the other columns in data; then: {INIT}",
             )
 
@@ -140,33 +166,42 @@ def find_changes(
     firing = {(candidate.oid, candidate.trigger) for candidate in installed if candidate.fires}
     for part in table.parts:
         if not part.is_partition and (part.oid, row) not in firing:
-            yield CaptureFault(f"{part.name} inherits from table {table.full_name}, and has no trigger {row}", INIT)
+            yield CaptureFault(
+                f"{part.name} inherits from table {table.full_name}, and has no trigger {row}", INIT
+            )
         elif truncate in trigger.types and (part.oid, truncate) not in firing:
-            message = f"TRUNCATE of {part.name}, a part of table {table.full_name}, would remove rows without records"
+            message = (
+                f"TRUNCATE of {part.name}, a part of table {table.full_name}, would remove "
+                "rows without records"
+            )
             yield CaptureFault(message, INIT, is_refused=False)
         if row in part.disabled:
             yield CaptureFault(
-                f"trigger {row} of {part.name}, a partition of table {table.full_name}, is disabled",
+                f"trigger {row} of {part.name}, a partition of table {table.full_name}, is "
+                "disabled",
                 f"ALTER TABLE {part.name} ENABLE TRIGGER {quote(row)}, or {INIT}",
             )
     comment = next(
-        candidate.comment for candidate in installed if (candidate.oid, candidate.trigger) == (table.oid, row)
+        candidate.comment
+        for candidate in installed
+        if (candidate.oid, candidate.trigger) == (table.oid, row)
     )
     yield from _compare(trigger, table, _parse(comment))
     for name, labels in trigger.labels.items():
         column = table.columns.get(name)
         for label in sorted(set((column and column.labels) or ()) - labels):
             yield CaptureFault(
-                f"column {name} of table {table.full_name} has the label {label!r}, which the class "
-                f"{trigger.rule.model.__name__} lacks: its records have the label itself",
+                f"column {name} of table {table.full_name} has the label {label!r}, which the "
+                f"class {trigger.rule.model.__name__} lacks: its records have the label itself",
                 f"add it to the class, then: {INIT}",
                 is_refused=False,
                 is_mended_by_init=False,
             )
     if table.kind == "p" and "update" in trigger.rule.on and "insert" not in trigger.rule.on:
         yield CaptureFault(
-            f"an UPDATE that moves a row to another partition of table {table.full_name} is a DELETE and an INSERT to "
-            f"triggers, and the rule of {trigger.rule.model.__name__} stages no inserts",
+            f"an UPDATE that moves a row to another partition of table {table.full_name} is a "
+            f"DELETE and an INSERT to triggers, and the rule of {trigger.rule.model.__name__} "
+            "stages no inserts",
             'add "insert" to its on, unless no such UPDATE is made',
             is_refused=False,
             is_mended_by_init=False,
@@ -174,20 +209,23 @@ def find_changes(
     yield from _warn(table, row)
 
 
-def _compare(trigger: Trigger, table: CapturedTable, recorded: dict[str, object]) -> Iterator[CaptureFault]:
+def _compare(
+    trigger: Trigger, table: CapturedTable, recorded: dict[str, object]
+) -> Iterator[CaptureFault]:
     """Compares columns and parts with those that the trigger's comment lists."""
     columns, parts = recorded.get("columns"), recorded.get("parts")
     if not isinstance(columns, dict) or not isinstance(parts, list):
         message = (
-            f"trigger {FIRST}{trigger.name} of table {table.full_name} has lost the comment that says what it reads"
+            f"trigger {FIRST}{trigger.name} of table {table.full_name} has lost the comment "
+            "that says what it reads"
         )
         yield CaptureFault(message, INIT, is_refused=False)
         return
     for name, column in table.columns.items():
         if name in trigger.expressions.keys() | trigger.others and column.type != columns.get(name):
             yield CaptureFault(
-                f"column {name} of table {table.full_name} is of type {column.type}; its trigger was installed for "
-                f"{columns.get(name)}, and stages what it reads now",
+                f"column {name} of table {table.full_name} is of type {column.type}; its trigger "
+                f"was installed for {columns.get(name)}, and stages what it reads now",
                 f"check that the consumers take it, then: {INIT}",
                 is_refused=False,
             )
@@ -200,7 +238,8 @@ def _compare(trigger: Trigger, table: CapturedTable, recorded: dict[str, object]
         )
     for name in sorted(names - set(parts)):
         yield CaptureFault(
-            f"{name} has become a part of table {table.full_name}: rows that it had then came without records",
+            f"{name} has become a part of table {table.full_name}: rows that it had then came "
+            "without records",
             f"if it had rows: penstock reconcile; then: {INIT}",
             is_refused=False,
         )
@@ -210,15 +249,17 @@ def _warn(table: CapturedTable, row: str) -> Iterator[CaptureFault]:
     for name in table.others:
         if name.encode() < row.encode():
             yield CaptureFault(
-                f"trigger {name} of table {table.full_name} fires before {row}: if it changes the row again, the record "
-                "of that comes first",
-                f"give it a name that sorts after {FIRST!r}: ALTER TRIGGER {quote(name)} ON {table.full_name} RENAME TO …",
+                f"trigger {name} of table {table.full_name} fires before {row}: if it changes the "
+                "row again, the record of that comes first",
+                f"give it a name that sorts after {FIRST!r}: ALTER TRIGGER {quote(name)} ON "
+                f"{table.full_name} RENAME TO …",
                 is_refused=False,
                 is_mended_by_init=False,
             )
     if table.is_unlogged:
         yield CaptureFault(
-            f"table {table.full_name} is unlogged: after a crash of Postgres it is empty, and no record says so",
+            f"table {table.full_name} is unlogged: after a crash of Postgres it is empty, and no "
+            "record says so",
             f"ALTER TABLE {table.full_name} SET LOGGED",
             is_refused=False,
             is_mended_by_init=False,

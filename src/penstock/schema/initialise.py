@@ -18,7 +18,13 @@ from penstock.database.statements import directory, quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable, UnsafeSetting
 from penstock.records import DEFAULT_SCOPE, checked_schema
-from penstock.schema.revisions import FoundRevision, find_revision, is_newer, newest_shipped, why_unusable
+from penstock.schema.revisions import (
+    FoundRevision,
+    find_revision,
+    is_newer,
+    newest_shipped,
+    why_unusable,
+)
 
 CREATE_SCHEMA = """
 -- CREATE SCHEMA IF NOT EXISTS needs the right to create the schema even if it exists.
@@ -33,7 +39,10 @@ $$
 
 
 def execute(*given: str) -> None:
-    """Executes each statement by itself; ``{schema}`` becomes the quoted name of the Penstock schema."""
+    """Executes each statement by itself.
+
+    ``{schema}`` becomes the quoted name of the Penstock schema.
+    """
     for statement in given:
         op.execute(in_schema(statement, _schema()))
 
@@ -44,12 +53,15 @@ def in_schema(statement: str, schema: str) -> str:
 
 
 def lock_migrations(connection: Connection, schema: str) -> None:
-    """Takes the migration lock: of two processes, the second waits for it and finds the work done."""
+    """Takes the migration lock: a second process waits for it, then finds the work done."""
     connection.execute(text(statements("penstock.database", schema)["lock_migrations"].decode()))
 
 
 def _schema() -> str:
-    """Returns the Penstock schema: ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``."""
+    """Returns the Penstock schema.
+
+    ``-x penstock_schema=…``, ``penstock_schema`` in the configuration, or ``penstock``.
+    """
     argument = context.get_x_argument(as_dictionary=True).get("penstock_schema")
     configured = context.config.get_main_option("penstock_schema")
     return str(argument or configured or DEFAULT_SCOPE.schema)
@@ -59,12 +71,16 @@ NEEDED = "UTF8"
 
 
 def check_encoding(connection: psycopg.Connection[object]) -> None:
-    """Checks that the database can hold every character: of records, of keys, and of reasons why a handler failed."""
+    """Checks that the database can hold every character.
+
+    Of records, of keys, and of reasons why a handler failed.
+    """
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != NEEDED:
         raise UnsafeSetting(
-            f"database {connection.info.dbname} has the encoding {encoding}; Penstock needs {NEEDED}, which has every character of a "
-            "record. Create one with: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and restore a dump into it"
+            f"database {connection.info.dbname} has the encoding {encoding}; Penstock needs "
+            f"{NEEDED}, which has every character of a record. Create one with: CREATE DATABASE … "
+            "ENCODING 'UTF8' TEMPLATE template0, and restore a dump into it"
         )
 
 
@@ -72,7 +88,10 @@ WATCH_S = 2.0
 """Seconds between two checks of what a migration waits for."""
 
 ATTEMPTS = 10
-"""Attempts at a migration of several tables that workers use: each may end in a deadlock, which Postgres resolves at its cost."""
+"""Attempts at a migration of several tables that workers use.
+
+Each may end in a deadlock, which Postgres resolves at its cost.
+"""
 
 _SETTINGS = [
     # A migration may wait and rewrite for long, and its functions and operators are Postgres' own.
@@ -81,7 +100,9 @@ _SETTINGS = [
 ]
 
 
-def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revision: str = "head") -> str | None:
+def initialise(
+    database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revision: str = "head"
+) -> str | None:
     """Creates or upgrades the tables; returns the revision before, or None if there were none.
 
     Several processes may call it at once: they take turns, and the later ones find it done.
@@ -92,14 +113,18 @@ def initialise(database_url: str, schema: str = DEFAULT_SCOPE.schema, *, revisio
     engine = make_engine(database_url, application="init")
     try:
         for _ in range(ATTEMPTS):
-            with suppress(*CONFLICTS), postgres_errors("creating Penstock's tables"), engine.begin() as connection:
+            with (
+                suppress(*CONFLICTS),
+                postgres_errors("creating Penstock's tables"),
+                engine.begin() as connection,
+            ):
                 previous = _migrate(connection, schema, revision)
                 return None if previous is None else previous.revision
     finally:
         engine.dispose()
     raise ServerUnavailable(
-        f"creating Penstock's tables: lost {ATTEMPTS} times against transactions that held some of them and waited for others; nothing "
-        "was changed. Type it again when less is written"
+        f"creating Penstock's tables: lost {ATTEMPTS} times against transactions that held some "
+        "of them and waited for others; nothing was changed. Type it again when less is written"
     )
 
 
@@ -125,7 +150,10 @@ def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevisio
 
 @contextmanager
 def reporting_waits(database_url: str, report: Callable[[str], object]) -> Iterator[None]:
-    """Reports the sessions that ``penstock init`` waits for while the block runs: it waits for locks without limit."""
+    """Reports the sessions that ``penstock init`` waits for while the block runs.
+
+    It waits for locks without limit.
+    """
     stop = threading.Event()
 
     def watch() -> None:
@@ -164,21 +192,24 @@ def _describe_blocker(pid: int, user: str, application: str) -> str:
 
 
 def _may_migrate(current: FoundRevision, schema: str) -> bool:
-    """True if our Alembic migrates these tables; false if another one does and has nothing left to do."""
+    """True if our Alembic migrates these tables.
+
+    False if another one does and has nothing left to do.
+    """
     if not current.revision or is_newer(current.revision):
         if (unusable := why_unusable(current, schema)) is not None:
             raise SchemaMissing(str(unusable))
         return False
     if not current.is_own and current.revision != newest_shipped():
         raise SchemaMissing(
-            f"the revision of schema {schema}, {current.revision}, is kept in {current.table} by another Alembic; upgrade it there, "
-            f"to {newest_shipped()}: alembic upgrade heads"
+            f"the revision of schema {schema}, {current.revision}, is kept in {current.table} by "
+            f"another Alembic; upgrade it there, to {newest_shipped()}: alembic upgrade heads"
         )
     return current.is_own
 
 
 def _become_owner(connection: Connection, schema: str) -> None:
-    """Acts as the tables' owner in this transaction, if the role may, so that new tables have the same owner."""
+    """Acts as the tables' owner in this transaction, if the role may, so that it owns new ones."""
     statement = statements("penstock.database", schema)["owner_to_become"].decode()
     owner = connection.exec_driver_sql(statement, {"schema": schema}).scalar()
     if owner is not None:
@@ -197,7 +228,10 @@ def migration_sql(schema: str = DEFAULT_SCOPE.schema) -> str:
 
 @contextmanager
 def alembic_config(schema: str) -> Iterator[Config]:
-    """Alembic's configuration over real files; those of a zipped wheel are unpacked until the block ends."""
+    """Alembic's configuration over real files.
+
+    Those of a zipped wheel are unpacked until the block ends.
+    """
     with as_file(directory("migrations")) as path:
         config = Config(stdout=io.StringIO())
         config.set_main_option("script_location", str(path).replace("%", "%%"))

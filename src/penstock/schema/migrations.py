@@ -8,9 +8,10 @@
     def downgrade() -> None:
         migrations.downgrade("base", start="penstock_0001")
 
-The application's history stays one line, and its ``alembic downgrade`` removes our tables only together with the migration
-that made them.  The revision is written where ``penstock init`` writes it, so that workers and commands find it there.
-Works with every driver, asynchronous ones too, and offline (``alembic upgrade --sql``).
+The application's history stays one line, and its ``alembic downgrade`` removes our tables only
+together with the migration that made them.  The revision is written where ``penstock init`` writes
+it, so that workers and commands find it there.  Works with every driver, asynchronous ones too, and
+offline (``alembic upgrade --sql``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,11 +36,15 @@ _OURS = {*TABLE_NAMES} - {_VERSION_TABLE}
 
 
 def upgrade(to: str, *, start: str = _BASE, schema: str = DEFAULT_SCOPE.schema) -> None:
-    """Creates or upgrades the tables; does nothing if they are there already, in this revision or a newer one.
+    """Creates or upgrades the tables.
+
+    Does nothing if they are there already, in this revision or a newer one.
 
     Args:
-        to: The revision to upgrade to; name it, so that a later release does not change what this migration does.
-        start: The revision before it, for offline mode, which cannot ask the database: ``base`` if there are no tables yet.
+        to: The revision to upgrade to; name it, so that a later release does not change what this
+            migration does.
+        start: The revision before it, for offline mode, which cannot ask the database: ``base`` if
+            there are no tables yet.
         schema: The schema of the tables.
 
     Raises:
@@ -51,7 +56,7 @@ def upgrade(to: str, *, start: str = _BASE, schema: str = DEFAULT_SCOPE.schema) 
 
 
 def downgrade(to: str, *, start: str = "head", schema: str = DEFAULT_SCOPE.schema) -> None:
-    """Undoes newer revisions; ``base`` drops the tables, which Postgres refuses while they hold records.
+    """Undoes newer revisions; ``base`` drops the tables, which Postgres refuses if they have rows.
 
     Args:
         to: The revision to go back to, or ``base``.
@@ -85,9 +90,10 @@ def include_object(
     *,
     schema: str = DEFAULT_SCOPE.schema,
 ) -> bool:
-    """Keeps ``alembic revision --autogenerate`` from dropping Penstock's tables, which the application does not declare.
+    """Keeps ``alembic revision --autogenerate`` from dropping Penstock's undeclared tables.
 
-    For ``include_object`` of ``context.configure``.  With another schema: ``functools.partial(include_object, schema=…)``.
+    For ``include_object`` of ``context.configure``.  With another schema:
+    ``functools.partial(include_object, schema=…)``.
 
     Args:
         item: The object that Alembic compares.
@@ -106,7 +112,10 @@ def include_object(
 
 @contextmanager
 def _history(schema: str) -> Iterator[Sequence[Script]]:
-    """Yields our migrations, oldest first; while the block runs they create their tables in ``schema``."""
+    """Yields our migrations, oldest first.
+
+    While the block runs they create their tables in ``schema``.
+    """
     checked_schema(schema)
     config = context.config
     previous = config.get_main_option("penstock_schema")
@@ -143,8 +152,8 @@ def _read_revision(schema: str, start: str) -> str:
     )
     if not revision and _exists(connection, quote(schema, "staged_records")):
         raise SchemaMissing(
-            f"schema {schema} has Penstock's tables already, and {_table(schema)} does not name their revision. "
-            f"See docs: {SchemaMissing.page}"
+            f"schema {schema} has Penstock's tables already, and {_table(schema)} does not name "
+            f"their revision. See docs: {SchemaMissing.page}"
         )
     return revision or _BASE
 
@@ -156,7 +165,8 @@ def _exists(connection: Connection, table: str) -> bool:
 def _write_revision(schema: str, revision: str) -> None:
     op.execute(
         f"CREATE TABLE IF NOT EXISTS {_table(schema)} "
-        "(version_num varchar(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+        "(version_num varchar(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY "
+        "(version_num))"
     )
     op.execute(f"DELETE FROM {_table(schema)}")
     if revision != _BASE:

@@ -1,11 +1,12 @@
 """Which revisions of the schema this release works with, and which one a database has.
 
     OLDEST … the newest shipped        this release works with these
-    penstock_0009_since_0005           a newer one: releases that ship penstock_0005 or a later one work with it, too
+    penstock_0009_since_0005           a newer one: releases that ship penstock_0005 or a later one
+                                       work with it, too
     penstock_0009                      a newer one that no older release works with
 
-The database holds its revision in a version table of Alembic: in ``penstock init``'s own, or in that of an application whose
-Alembic runs our migrations as a branch.
+The database holds its revision in a version table of Alembic: in ``penstock init``'s own, or in
+that of an application whose Alembic runs our migrations as a branch.
 """
 
 import re
@@ -24,7 +25,10 @@ from penstock.records import DEFAULT_SCOPE, Scope
 log = structlog.get_logger("penstock.schema")
 
 OLDEST = "penstock_0001"
-"""The oldest revision whose tables and functions are enough for the statements of this release.  A test runs them on it."""
+"""The oldest revision whose tables and functions are enough for the statements of this release.
+
+A test runs them on it.
+"""
 
 _REVISION = re.compile(r"penstock_(?P<number>\d{4})(?:_since_(?P<since>\d{4}))?")
 _FILE = re.compile(r"\d{4}_(?:expand|contract)_\w+\.py")
@@ -35,9 +39,12 @@ _NAMED = re.compile(r'^revision = "(\w+)"$', re.MULTILINE)
 class FoundRevision:
     """The revision of a schema."""
 
-    revision: str  # its name; empty if the schema has our tables and no version table names their revision
+    # its name; empty if the schema has our tables and no version table names their revision
+    revision: str
     table: str = ""  # the version table that names it, as SQL
-    is_own: bool = True  # true if that table lies in the schema itself, where ``penstock init`` keeps it
+    is_own: bool = (
+        True  # true if that table lies in the schema itself, where ``penstock init`` keeps it
+    )
 
 
 def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
@@ -53,7 +60,10 @@ def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
 
 
 def check_revision(connection: Executor, scope: Scope) -> None:
-    """Checks that this release works with the schema: one round trip, if the version table is the schema's own."""
+    """Checks that this release works with the schema.
+
+    One round trip, if the version table is the schema's own.
+    """
     with postgres_errors("reading the revision of the schema"):
         try:
             current = _read_own(connection, scope.schema) or find_revision(connection, scope.schema)
@@ -76,7 +86,9 @@ def _read_own(connection: Executor, schema: str) -> FoundRevision | None:
 
 
 def _select_version(table: str) -> bytes:
-    return (rf"SELECT version_num FROM {table} WHERE version_num LIKE 'penstock\_%' ORDER BY 1 DESC").encode()
+    return (
+        rf"SELECT version_num FROM {table} WHERE version_num LIKE 'penstock\_%' ORDER BY 1 DESC"
+    ).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +107,24 @@ def why_unusable(current: FoundRevision | None, schema: str) -> UnusableSchema |
     if current is None:
         return UnusableSchema(f"schema {schema} has no Penstock tables", init_command(schema))
     if not current.revision:
-        reason = f"schema {schema} has Penstock's tables, but no version table of Alembic names their revision"
+        reason = (
+            f"schema {schema} has Penstock's tables, but no version table of Alembic names "
+            "their revision"
+        )
         return UnusableSchema(reason, f"see docs: {SchemaMissing.page}")
     position = f"schema {schema} is at {current.revision}"
     if _number(current.revision) < _number(OLDEST):
         reason = f"{position}; this release needs {OLDEST} or newer"
         return UnusableSchema(reason, upgrade_command(current, schema))
     if is_newer(current.revision) and _since(current.revision) > _number(newest_shipped()):
-        reason = f"{position}, of a newer release or an unreleased version; this release ships {newest_shipped()}"
-        fix = "pip install --upgrade penstock-outbox, here too; tables of an unreleased version are made anew"
+        reason = (
+            f"{position}, of a newer release or an unreleased version; this release ships "
+            f"{newest_shipped()}"
+        )
+        fix = (
+            "pip install --upgrade penstock-outbox, here too; tables of an unreleased version "
+            "are made anew"
+        )
         return UnusableSchema(reason, fix)
     return None
 
@@ -114,7 +135,10 @@ def is_newer(revision: str) -> bool:
 
 
 def upgrade_command(current: FoundRevision, schema: str) -> str:
-    """Returns the command that upgrades a schema: ours, or that of the Alembic that keeps its revision."""
+    """Returns the command that upgrades a schema.
+
+    Ours, or that of the Alembic that keeps its revision.
+    """
     return (
         init_command(schema)
         if current.is_own
@@ -129,7 +153,10 @@ def init_command(schema: str) -> str:
 
 @cache
 def newest_shipped() -> str:
-    """Returns the newest revision that this release ships, from the newest file: Alembic would import each of them."""
+    """Returns the newest revision that this release ships, from the newest file.
+
+    Alembic would import each of them.
+    """
     versions = directory("migrations") / "versions"
     newest = max(entry.name for entry in versions.iterdir() if _FILE.fullmatch(entry.name))
     match = _NAMED.search((versions / newest).read_text("utf-8"))

@@ -1,4 +1,7 @@
-"""Makes the roles: what is missing in a database, as statements; or all of it, as a script for an administrator."""
+"""Makes the roles: what is missing in a database, as statements.
+
+Or all of it, as a script for an administrator.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +12,16 @@ from penstock.database.statements import quote, statements
 from penstock.database.tables import DOMAINS, FUNCTIONS, TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
 from penstock.records import checked_schema
-from penstock.schema.roles import ROLE_NAMES, Right, RoleName, describe, grant_sql, object_sql, revoke_sql, rights
+from penstock.schema.roles import (
+    ROLE_NAMES,
+    Right,
+    RoleName,
+    describe,
+    grant_sql,
+    object_sql,
+    revoke_sql,
+    rights,
+)
 
 _WORKING: tuple[RoleName, ...] = ROLE_NAMES[1:]
 """The roles that live by their privileges; the owner owns."""
@@ -44,24 +56,29 @@ class _Present:
 
 
 def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
-    """Plans the statements for the roles of a schema: missing roles, foreign owners, missing and surplus privileges.
+    """Plans the statements for the roles of a schema.
 
-    The connection's role must be a superuser, or own schema and tables and have CREATEROLE.
+    Missing roles, foreign owners, missing and surplus privileges.  The connection's role must be a
+    superuser, or own schema and tables and have CREATEROLE.
     """
     names = _full_names(prefix)
     with postgres_errors("reading roles and privileges"):
         present = _read_present(connection, schema, names)
     shows = present.sees_activity or present.may_show_activity
     planned = [
-        *(f"CREATE ROLE {quote(name)} NOLOGIN" for name in names.values() if name not in present.roles),
+        *(
+            f"CREATE ROLE {quote(name)} NOLOGIN"
+            for name in names.values()
+            if name not in present.roles
+        ),
         *_own(present, schema, names["owner"]),
         *(sql for role in _WORKING for sql in _grant(present, schema, role, names[role])),
         *([] if present.reads_new_tables else [_let_read_new_tables(schema, names)]),
         *([_show_activity(names)] if shows and not present.sees_activity else []),
     ]
     note = (
-        f"Not part of it, because only a superuser may: {_show_activity(names)}; without it, penstock doctor run as a "
-        "viewer does not see the long transactions of others"
+        f"Not part of it, because only a superuser may: {_show_activity(names)}; without it, "
+        "penstock doctor run as a viewer does not see the long transactions of others"
     )
     notes = [*_note_others(present, schema, names), *([] if shows else [note])]
     return RolePlan(tuple(planned), tuple(notes))
@@ -77,21 +94,27 @@ def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
         # Postgres only warns of a GRANT by a role that has a privilege and may not pass it on.
         if remaining := plan_roles(connection, schema, prefix).statements:
             raise PrivilegeMissing(
-                f"making the roles: this role may not {remaining[0]}. Nothing was changed. Run it as a superuser, or give an "
-                "administrator the script: penstock init --roles --sql"
+                f"making the roles: this role may not {remaining[0]}. Nothing was changed. Run it "
+                "as a superuser, or give an administrator the script: penstock init --roles --sql"
             )
     return plan
 
 
 def roles_sql(schema: str, prefix: str) -> str:
-    """Returns the script that makes the roles in any state of a database, for an administrator to run with psql."""
+    """Returns the script that makes the roles in any database, for an administrator and psql."""
     names = _full_names(prefix)
     checked_schema(schema)
     workers = ", ".join(quote(names[role]) for role in _WORKING)
     granted = [("TABLE", name) for name in TABLE_NAMES] + [("FUNCTION", name) for name in FUNCTIONS]
     owned = [*granted, *(("DOMAIN", name) for name in DOMAINS)]
-    create = "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{}') THEN CREATE ROLE {} NOLOGIN; END IF; END $$"
-    join = "DO $$ BEGIN IF NOT pg_has_role('{}', 'USAGE') THEN GRANT {} TO CURRENT_USER; END IF; END $$"
+    create = (
+        "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{}') THEN CREATE "
+        "ROLE {} NOLOGIN; END IF; END $$"
+    )
+    join = (
+        "DO $$ BEGIN IF NOT pg_has_role('{}', 'USAGE') THEN GRANT {} TO CURRENT_USER; END IF; "
+        "END $$"
+    )
     parts = [
         "BEGIN",
         *(create.format(name, quote(name)) for name in names.values()),
@@ -115,7 +138,8 @@ def _full_names(prefix: str) -> dict[RoleName, str]:
     checked_schema(prefix, "role prefix")
     if len(prefix) > _MAX_PREFIX:
         raise InvalidName(
-            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles leave {_MAX_PREFIX}"
+            f"role prefix {prefix!r}: it has {len(prefix)} characters; Postgres' names of roles "
+            f"leave {_MAX_PREFIX}"
         )
     return {role: f"{prefix}_{role}" for role in ROLE_NAMES}
 
@@ -133,7 +157,9 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
     }
     [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
     if not exists:
-        raise SchemaMissing(f"schema {schema} has no Penstock tables. Create them first: penstock init")
+        raise SchemaMissing(
+            f"schema {schema} has no Penstock tables. Create them first: penstock init"
+        )
     granted: dict[str, set[Right]] = {name: set() for name in names.values()}
     for role, *right in connection.execute(sql["granted"], values):
         granted.setdefault(role, set()).add(Right(*right))
@@ -166,14 +192,18 @@ def _grant(present: _Present, schema: str, role: RoleName, name: str) -> list[st
 
 
 def _note_others(present: _Present, schema: str, names: dict[RoleName, str]) -> list[str]:
-    """Notes other roles with write privileges: INSERT on a whole table is not limited to a producer's columns."""
+    """Notes other roles with write privileges.
+
+    INSERT on a whole table is not limited to a producer's columns.
+    """
     notes = []
     for role in sorted(set(present.granted) - set(names.values())):
         writes = [right for right in present.granted[role] if right.privilege in _WRITES]
         if writes:
             revokes = "; ".join(revoke_sql(writes, schema, role))
             notes.append(
-                f"{role} has privileges of its own: {describe(writes)}. Once it is a member of the roles that it needs: {revokes}"
+                f"{role} has privileges of its own: {describe(writes)}. Once it is a member of "
+                f"the roles that it needs: {revokes}"
             )
     return notes
 

@@ -1,7 +1,8 @@
 """The roles of a pipeline in Postgres, and what each may do.
 
-Group roles without a login: an application's login becomes a member of those that it needs.  The SQL of
-``penstock init --roles``, the check at the start of a worker, and ``penstock doctor`` come from the tables below.
+Group roles without a login: an application's login becomes a member of those that it needs.  The
+SQL of ``penstock init --roles``, the check at the start of a worker, and ``penstock doctor`` come
+from the tables below.
 """
 
 import re
@@ -25,16 +26,22 @@ ROLE_NAMES: tuple[RoleName, ...] = get_args(RoleName)
 Kind = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
 
 STAGED_COLUMNS = ("channel", "shard", "key", "action", "object", "data", "headers")
-"""Columns that a producer may set.  Postgres sets the others: a producer's own ``id``, ``xid`` or ``created_at`` could hide a
-record from the sequencer, or put it before others."""
+"""Columns that a producer may set.
+
+Postgres sets the others: a producer's own ``id``, ``xid`` or ``created_at`` could hide a record
+from the sequencer, or put it before others.
+"""
 
 _JOURNAL_BOUNDS = {"FUNCTION journal_bounds": "EXECUTE"}
 _CHECK_CHANNEL = {"FUNCTION check_channel": "EXECUTE"}
 _CANCEL_JOBS = {"FUNCTION cancel_jobs": "EXECUTE"}
-_STAGING_BY_SQL = {f"FUNCTION {name}": "EXECUTE" for name in ("stage", "stage_job", "mark_dirty", "cancel_job")}
+_STAGING_BY_SQL = {
+    f"FUNCTION {name}": "EXECUTE" for name in ("stage", "stage_job", "mark_dirty", "cancel_job")
+}
 _REGISTERING = {
     "alembic_version": "SELECT",
-    "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, max_bytes, limits)",
+    "channels": "SELECT, INSERT, UPDATE (keep, streams, hand, entries, redis_memory, max_bytes, "
+    "limits)",
     "retired_channels": "SELECT",
     "former_consumers": "SELECT",
     **_JOURNAL_BOUNDS,
@@ -93,8 +100,11 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
 """Privileges for the work itself, by object: a worker without one of these does not start."""
 
 _SEE_IDS = {"SEQUENCE staged_records_id_seq": "SELECT"}
-"""Privilege to see which ids were drawn.  With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that none is given out again,
-and goes on.  It cannot draw one."""
+"""Privilege to see which ids were drawn, without drawing one.
+
+With it a streamer on another cluster, as ``pg_upgrade`` makes, sees that no id is given out again,
+and goes on.
+"""
 
 _DOING_JOBS = {
     "waiting_records": "SELECT",
@@ -125,15 +135,19 @@ _OPERATING = {
 
 _WITHOUT_PAYLOADS = {
     "staged_records": "SELECT (id, xid, channel, shard, key, action, object, created_at)",
-    "dead_letters": "SELECT (consumer, channel, shard, offset, record_id, key, action, object, staged_at, reason, attempts, "
-    "parked, later_shard, later_offset, failed_at, retry_requested_at)",
+    "dead_letters": "SELECT (consumer, channel, shard, offset, record_id, key, action, object, "
+    "staged_at, reason, attempts, parked, later_shard, later_offset, failed_at, "
+    "retry_requested_at)",
     "repairs": "SELECT (reconciliation, number, key, kind, repaired_at)",
     "job_notes": "SELECT (record_id, channel, attempts, progress, noted_at)",
     "job_groups": "SELECT (name, channel, members, waits_for, staged_at, ended_at)",
     "job_results": "SELECT (record_id, channel, done_at)",
 }
-"""Columns that a monitor may read of tables that have payloads, or rows of the application.  It reads a column, or a table, of
-a later release once ``penstock init --roles`` has granted it: a default privilege cannot leave columns out."""
+"""Columns that a monitor may read of tables that have payloads, or rows of the application.
+
+It reads a column or table of a later release once ``penstock init --roles`` has granted it: a
+default privilege cannot leave columns out.
+"""
 
 _KINDS = get_args(Kind)
 _PRIVILEGES = ("USAGE", "CREATE", "EXECUTE", "SELECT", "INSERT", "UPDATE", "DELETE")
@@ -170,11 +184,15 @@ def rights(role: RoleName) -> frozenset[Right]:
         case "owner":
             return frozenset({Right("SCHEMA", "", "USAGE"), Right("SCHEMA", "", "CREATE")})
         case "consumer":
-            return working_rights(role) | frozenset(_parse({**_DOING_JOBS, **_REPAIRING, **_OPERATING}))
+            return working_rights(role) | frozenset(
+                _parse({**_DOING_JOBS, **_REPAIRING, **_OPERATING})
+            )
         case "streamer":
             return working_rights(role) | frozenset(_parse(_SEE_IDS))
         case "viewer" | "monitor":
-            tables = dict.fromkeys(TABLE_NAMES, "SELECT") | (_WITHOUT_PAYLOADS if role == "monitor" else {})
+            tables = dict.fromkeys(TABLE_NAMES, "SELECT") | (
+                _WITHOUT_PAYLOADS if role == "monitor" else {}
+            )
             usage = Right("SCHEMA", "", "USAGE")
             return frozenset({usage, *_parse({**tables, **_SEE_IDS, **_JOURNAL_BOUNDS})})
         case _:
@@ -200,15 +218,21 @@ def revoke_sql(surplus: Iterable[Right], schema: str, role: str) -> list[str]:
     return _render("REVOKE", "FROM", surplus, schema, role)
 
 
-def _render(verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str) -> list[str]:
+def _render(
+    verb: str, preposition: str, chosen: Iterable[Right], schema: str, role: str
+) -> list[str]:
     return [
-        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} {'PUBLIC' if role == 'public' else quote(role)}"
+        f"{verb} {privileges} ON {object_sql(kind, name, schema)} {preposition} "
+        f"{'PUBLIC' if role == 'public' else quote(role)}"
         for kind, name, privileges in _by_object(chosen)
     ]
 
 
 def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
-    """Groups rights by object; yields its kind, its name and the privileges: ``SELECT, UPDATE (keep)``."""
+    """Groups rights by object; yields its kind, its name and the privileges.
+
+    ``SELECT, UPDATE (keep)``.
+    """
     ordered = sorted(chosen, key=lambda right: right.place)
     for (kind, name), group in groupby(ordered, key=lambda right: (right.kind, right.name)):
         privileges = []
@@ -228,8 +252,13 @@ def object_sql(kind: str, name: str, schema: str) -> str:
     return f"{kind} {quote(schema)}.{name}{arguments}"
 
 
-def lacking(connection: Connection, scope: Scope, needed: Iterable[Right], role: str | None = None) -> list[Right]:
-    """Returns the rights that a role lacks, in one round trip; ignores objects that do not exist."""
+def lacking(
+    connection: Connection, scope: Scope, needed: Iterable[Right], role: str | None = None
+) -> list[Right]:
+    """Returns the rights that a role lacks, in one round trip.
+
+    Ignores objects that do not exist.
+    """
     listed = sorted(needed, key=lambda right: right.place)
     values = {
         "schema": scope.schema,
@@ -243,7 +272,9 @@ def lacking(connection: Connection, scope: Scope, needed: Iterable[Right], role:
     return [listed[number - 1] for (number,) in rows]
 
 
-def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False) -> None:
+def check_privileges(
+    connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False
+) -> None:
     """Checks that the connection's role may do the work of a producer, streamer or consumer."""
     needed = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
     missing = lacking(connection, scope, needed)
@@ -251,11 +282,14 @@ def check_privileges(connection: Connection, scope: Scope, role: RoleName, *, do
         login = connection.info.user
         grants = "; ".join(grant_sql(missing, scope.schema, login))
         raise PrivilegeMissing(
-            f"the role {login} lacks {describe(missing)}, which a {role} needs. Grant it: {grants}; or, with the roles "
-            f"of penstock init --roles: GRANT {scope.schema}_{role} TO {quote(login)}"
+            f"the role {login} lacks {describe(missing)}, which a {role} needs. Grant it: "
+            f"{grants}; or, with the roles of penstock init --roles: GRANT {scope.schema}_{role} "
+            f"TO {quote(login)}"
         )
 
 
 def describe(chosen: Iterable[Right]) -> str:
     """Describes rights: ``INSERT on journal, UPDATE (keep) on channels``."""
-    return "; ".join(f"{privileges} on {name or 'the schema'}" for _, name, privileges in _by_object(chosen))
+    return "; ".join(
+        f"{privileges} on {name or 'the schema'}" for _, name, privileges in _by_object(chosen)
+    )

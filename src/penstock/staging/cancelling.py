@@ -1,8 +1,11 @@
-"""Cancels and retries jobs in the application's transaction: a job has its effect or is cancelled, never both.
+"""Cancels and retries jobs in the application's transaction.
 
-A job's staged row means that it is not done.  A worker deletes it in the transaction of the effect; a cancel deletes it
-without one.  If a worker has deleted it and not committed yet, the cancel does not wait: it asks the worker to roll back.
-Two transactions that cancel the same job do wait for each other, since either may be rolled back.
+A job has its effect or is cancelled, never both.
+
+A job's staged row means that it is not done.  A worker deletes it in the transaction of the effect;
+a cancel deletes it without one.  If a worker has deleted it and not committed yet, the cancel does
+not wait: it asks the worker to roll back.  Two transactions that cancel the same job do wait for
+each other, since either may be rolled back.
 """
 
 from collections.abc import Iterable
@@ -15,7 +18,13 @@ from penstock.database.statements import int_array
 from penstock.declaring.kinds import Queue
 from penstock.errors import InvalidRecord
 from penstock.staging.driver_connections import is_async_driver, read_by_async_psycopg, read_rows
-from penstock.staging.explicit import Target, find_attachment, refuse_async, require_pipeline, resolve_async
+from penstock.staging.explicit import (
+    Target,
+    find_attachment,
+    refuse_async,
+    require_pipeline,
+    resolve_async,
+)
 from penstock.staging.payload import key_text
 from penstock.staging.rows import Rows
 from penstock.staging.rules import Declarations
@@ -30,7 +39,8 @@ class CancelledJobs:
 
     Attributes:
         ids: Those that have no effect, once the transaction is committed.
-        running: Those whose worker has begun to write.  It rolls back, unless it commits within the next second.
+        running: Those whose worker has begun to write.  It rolls back, unless it commits within the
+            next second.
     """
 
     ids: tuple[int, ...]
@@ -42,7 +52,7 @@ _CANCEL = """
     FROM {schema}.cancel_jobs(
         CAST({channel} AS text), CAST(CAST({ids} AS text) AS bigint[]), CAST({unique} AS text), CAST({tenant} AS text)
     )
-"""
+"""  # noqa: E501  SQL
 """All values are sent as text, which every driver can."""
 
 _RETRY = """
@@ -50,7 +60,7 @@ _RETRY = """
     SET retry_requested_at = clock_timestamp()
     WHERE channel = CAST({channel} AS text) AND record_id = ANY (CAST(CAST({ids} AS text) AS bigint[]))
     RETURNING record_id
-"""
+"""  # noqa: E501  SQL
 
 
 def cancel(
@@ -61,10 +71,13 @@ def cancel(
     tenant: object = None,
     pipeline: Declarations | None = None,
 ) -> CancelledJobs:
-    """Cancels jobs of a queue in the transaction of a session or a connection; a session is flushed first.
+    """Cancels jobs of a queue in the transaction of a session or a connection.
+
+    A session is flushed first.
 
     Args:
-        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django.
+        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or
+            Django.
         *ids: The jobs, by ``job.id``.
         of: The queue.
         unique: The unique name of a job, beside those ids.
@@ -79,7 +92,9 @@ def cancel(
         NotAttached: As ``stage``.
     """
     refuse_async(target, "cancel")
-    return _read(run_statement(target, of, _CANCEL, _values(of, ids, unique, tenant), pipeline, "cancel"))
+    return _read(
+        run_statement(target, of, _CANCEL, _values(of, ids, unique, tenant), pipeline, "cancel")
+    )
 
 
 async def cancel_async(
@@ -103,8 +118,10 @@ async def cancel_async(
     return _read(await run_statement_async(target, of, _CANCEL, values, pipeline, "cancel"))
 
 
-def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = None) -> tuple[int, ...]:
-    """Has a worker stage dead letters of a queue again, each as a new job, once the transaction is committed.
+def retry(
+    target: Target, *ids: int, of: Queue, pipeline: Declarations | None = None
+) -> tuple[int, ...]:
+    """Has a worker stage dead letters of a queue again, each as a new job, after the commit.
 
     Args:
         target: As ``cancel``, and so is ``pipeline``.
@@ -127,9 +144,14 @@ def retry(target: Target, *ids: int, of: Queue, pipeline: Declarations | None = 
 async def retry_async(
     target: "AsyncTarget", *ids: int, of: Queue, pipeline: Declarations | None = None
 ) -> tuple[int, ...]:
-    """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+    """``retry`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises as it does.
+    """
     values = {"channel": of.name, "ids": _array(ids)}
-    return tuple(job for (job,) in await run_statement_async(target, of, _RETRY, values, pipeline, "retry"))
+    return tuple(
+        job for (job,) in await run_statement_async(target, of, _RETRY, values, pipeline, "retry")
+    )
 
 
 def _array(ids: Iterable[int]) -> str:
@@ -137,7 +159,9 @@ def _array(ids: Iterable[int]) -> str:
     try:
         return int_array(map(int, ids))
     except (TypeError, ValueError) as error:
-        raise InvalidRecord("ids", f"are {ids!r}; a job is named by its number, each an argument of its own") from error
+        raise InvalidRecord(
+            "ids", f"are {ids!r}; a job is named by its number, each an argument of its own"
+        ) from error
 
 
 def _values(queue: Queue, ids: Iterable[int], unique: str | None, tenant: object) -> dict[str, Any]:
@@ -149,9 +173,14 @@ def _values(queue: Queue, ids: Iterable[int], unique: str | None, tenant: object
 
 
 def run_statement(
-    target: Any, queue: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
+    target: Any,
+    queue: Queue,
+    statement: str,
+    values: dict[str, Any],
+    pipeline: Declarations | None,
+    caller: str,
 ) -> Rows:
-    """Runs a statement about a queue in the transaction of a session, flushed first, or of a connection."""
+    """Runs a statement about a queue in the transaction of a session or a connection."""
     if isinstance(target, scoped_session):
         target = target()
     if isinstance(target, Session):
@@ -163,16 +192,26 @@ def run_statement(
 
 
 async def run_statement_async(
-    target: Any, queue: Queue, statement: str, values: dict[str, Any], pipeline: Declarations | None, caller: str
+    target: Any,
+    queue: Queue,
+    statement: str,
+    values: dict[str, Any],
+    pipeline: Declarations | None,
+    caller: str,
 ) -> Rows:
     """Runs a statement like ``run_statement``, for async targets."""
     if is_async_driver(target):
         declarations = require_pipeline(queue, pipeline, caller)
         return await read_by_async_psycopg(target, declarations.scope.schema, statement, values)
-    rows: Rows = await resolve_async(target, caller).run_sync(run_statement, queue, statement, values, pipeline, caller)
+    rows: Rows = await resolve_async(target, caller).run_sync(
+        run_statement, queue, statement, values, pipeline, caller
+    )
     return rows
 
 
 def _read(rows: Rows) -> CancelledJobs:
-    by_state = {state: tuple(job for job, is_running in rows if is_running is state) for state in (False, True)}
+    by_state = {
+        state: tuple(job for job, is_running in rows if is_running is state)
+        for state in (False, True)
+    }
     return CancelledJobs(ids=by_state[False], running=by_state[True])

@@ -1,9 +1,9 @@
-"""Connections without a session: SQLAlchemy's, psycopg's and Django's; and queries through those or a session.
+"""Connections without a session: SQLAlchemy's, psycopg's and Django's.
 
-Rows go through the connection's own transaction.
+And queries through those or a session.  Rows go through the connection's own transaction.
 
-Psycopg and Django are recognised through ``sys.modules``: a process that has such a connection has imported them, and one
-that has none need not.
+Psycopg and Django are recognised through ``sys.modules``: a process that has such a connection has
+imported them, and one that has none need not.
 """
 
 import sys
@@ -17,7 +17,16 @@ from sqlalchemy.orm import Session, scoped_session
 from penstock.database.statements import quote
 from penstock.database.tables import staged_records
 from penstock.errors import NotAttached, StagingError
-from penstock.staging.rows import AUTOCOMMIT, Insert, Rows, insert_rows, insert_steps, known_at, make_refusal, run_steps
+from penstock.staging.rows import (
+    AUTOCOMMIT,
+    Insert,
+    Rows,
+    insert_rows,
+    insert_steps,
+    known_at,
+    make_refusal,
+    run_steps,
+)
 
 _PARAMETER = "%({})s"
 
@@ -35,7 +44,10 @@ def is_async_driver(connection: object) -> bool:
 
 
 def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
-    """Inserts the rows in order, in the connection's transaction; returns their ids if ``wants_ids``."""
+    """Inserts the rows in order, in the connection's transaction.
+
+    Returns their ids if ``wants_ids``.
+    """
     if isinstance(connection, Connection):
         return insert_rows(connection, insert)
     errors: Any
@@ -50,11 +62,14 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
     else:
         raise NotAttached(
             f"{caller}() takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
-            f"{type(connection).__name__}; with an AsyncSession or AsyncConnection: await {caller}_async(…)"
+            f"{type(connection).__name__}; with an AsyncSession or AsyncConnection: await "
+            f"{caller}_async(…)"
         )
     try:
         with _open_cursor(connection) as cursor:
-            return run_steps(insert_steps(insert, checked_until, _PARAMETER), partial(_execute, cursor))
+            return run_steps(
+                insert_steps(insert, checked_until, _PARAMETER), partial(_execute, cursor)
+            )
     except errors as error:
         # Django's has the driver's as its cause.
         if (refusal := make_refusal(error.__cause__ if _is_django(connection) else error)) is None:
@@ -66,15 +81,16 @@ def read_directly(connection: Any, sql: str, values: dict[str, Any] | None = Non
     """Runs a query on a connection of psycopg or Django; returns its rows."""
     if not (_is_instance(connection, "psycopg", "Connection") or _is_django(connection)):
         raise TypeError(
-            f"takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not {type(connection).__name__}; for an "
-            "AsyncSession or AsyncConnection: await session.run_sync(staged)"
+            "takes a Session, or a Connection of SQLAlchemy, psycopg or Django, not "
+            f"{type(connection).__name__}; for an AsyncSession or AsyncConnection: await "
+            "session.run_sync(staged)"
         )
     with _open_cursor(connection) as cursor:
         return _execute(cursor, sql, values)
 
 
 def _open_cursor(connection: Any) -> Any:
-    """Opens a standard cursor of Django or psycopg, whatever the connection's own cursors and rows are."""
+    """Opens a standard cursor of Django or psycopg, whatever the connection's own are."""
     if _is_django(connection):
         return connection.cursor()
     psycopg = sys.modules["psycopg"]
@@ -82,9 +98,10 @@ def _open_cursor(connection: Any) -> Any:
 
 
 def read_rows(target: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
-    """Runs a query in the transaction of a session or connection; the query has ``{schema}`` and its values in braces.
+    """Runs a query in the transaction of a session or connection.
 
-    Raises ``NotAttached`` for any other target, async ones among them.
+    The query has ``{schema}`` and its values in braces.  Raises ``NotAttached`` for any other
+    target, async ones among them.
     """
     if isinstance(target, Session | scoped_session):
         target = target.connection(bind_arguments={"clause": staged_records(schema)})
@@ -100,7 +117,9 @@ def _fill(query: str, schema: str, names: Iterable[str], form: str) -> str:
     return query.format(schema=quote(schema), **{name: form.format(name) for name in names})
 
 
-async def read_by_async_psycopg(connection: Any, schema: str, query: str, values: dict[str, Any]) -> Rows:
+async def read_by_async_psycopg(
+    connection: Any, schema: str, query: str, values: dict[str, Any]
+) -> Rows:
     """Runs a query like ``read_rows``, on psycopg's ``AsyncConnection``."""
     psycopg = sys.modules["psycopg"]
     async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
@@ -138,13 +157,16 @@ def _execute(cursor: Any, sql: str, values: dict[str, Any] | None) -> Rows:
 
 
 def _has_rows(sql: str) -> bool:
-    """True for a statement that returns rows; in psycopg's pipeline mode the cursor cannot tell yet."""
+    """True for a statement that returns rows.
+
+    In psycopg's pipeline mode the cursor cannot tell yet.
+    """
     words = sql.split()
     return words[0] == "SELECT" or "RETURNING" in words
 
 
 def _refuse_psycopg_autocommit(connection: Any) -> None:
-    """Refuses autocommit mode, unless a transaction was begun by statement or by ``connection.transaction()``.
+    """Refuses autocommit mode, unless a statement or ``connection.transaction()`` began one.
 
     The latter is counted by psycopg; in pipeline mode, the server's state does not show it yet.
     """
@@ -156,8 +178,8 @@ def _refuse_psycopg_autocommit(connection: Any) -> None:
 def _check_django(connection: Any) -> None:
     if connection.vendor != "postgresql":
         raise NotAttached(
-            f"the Django connection {connection.alias!r} is of {connection.vendor}; records are staged in the Postgres "
-            "that holds the changed tables: django.db.connections[alias]"
+            f"the Django connection {connection.alias!r} is of {connection.vendor}; records are "
+            "staged in the Postgres that holds the changed tables: django.db.connections[alias]"
         )
     if not connection.in_atomic_block and connection.get_autocommit():
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with transaction.atomic()")

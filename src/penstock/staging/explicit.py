@@ -1,8 +1,9 @@
 """Explicit staging: the application writes records itself, in its own transaction.
 
-A session is flushed first, so that its changes are written and their row locks taken before the record's id is drawn.
-The record is then inserted at once, so a rollback removes it, also a rollback to a savepoint.  Without a session, on a
-connection, write the change first and then stage it.
+A session is flushed first, so that its changes are written and their row locks taken before the
+record's id is drawn.  The record is then inserted at once, so a rollback removes it, also a
+rollback to a savepoint.  Without a session, on a connection, write the change first and then stage
+it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -81,7 +82,9 @@ class _QueueRecord(_Message, MessageOptions, total=False):
 
 
 @overload
-def stage(target: Target, *, to: LogChannel[Payload], **record: Unpack[_LogRecord[Payload]]) -> None: ...
+def stage(
+    target: Target, *, to: LogChannel[Payload], **record: Unpack[_LogRecord[Payload]]
+) -> None: ...
 
 
 @overload
@@ -101,33 +104,46 @@ def stage(  # noqa: PLR0913  a record has this many parts
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
 ) -> int | None:
-    """Stages one record in the transaction of a session or a connection; a session is flushed first.
+    """Stages one record in the transaction of a session or a connection.
 
-    For a queue, returns the job's id: the handler's ``job.id``.
+    A session is flushed first.  For a queue, returns the job's id: the handler's ``job.id``.
 
     Args:
-        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
+        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or
+            Django, in a transaction.
         to: The log or the queue that the record goes to: a channel of that pipeline.
-        key: A str, int or UUID, or a tuple of them.  Records of one key in a log keep their order.  For a queue it is
-            optional: within a tenant, keys take turns.
-        action: What happened, 1 to 255 characters: ``insert``, ``update``, ``delete`` or a word of your own.
+        key: A str, int or UUID, or a tuple of them.  Records of one key in a log keep their order.
+            For a queue it is optional: within a tenant, keys take turns.
+        action: What happened, 1 to 255 characters: ``insert``, ``update``, ``delete`` or a word of
+            your own.
         object: What it happened to, 1 to 255 characters.
-        data: The payload: any JSON value, the types that ``penstock.staging.payload`` lists, or a dataclass, msgspec Struct or
-            Pydantic model.
+        data: The payload: any JSON value, the types that ``penstock.staging.payload`` lists, or a
+            dataclass, msgspec Struct or Pydantic model.
         headers: Metadata beside the payload, such as trace ids or versions; at most 64 KB.
-        tenant: For a queue, and only there: whose the message is, a str, int or UUID, or a tuple of them.
+        tenant: For a queue, and only there: whose the message is, a str, int or UUID, or a tuple of
+            them.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
-        **options: For a queue: ``due`` or ``delay``, ``deadline``, ``unique``, ``priority``; see ``MessageOptions``.
+        **options: For a queue: ``due`` or ``delay``, ``deadline``, ``unique``, ``priority``; see
+            ``MessageOptions``.
 
     Raises:
         InvalidRecord: A field is invalid; nothing was written.
-        NotAttached: No pipeline with that channel is attached to the session, or none is given for the connection.
-        ChannelMismatch: The channel is registered with another kind, or with another number of shards.
+        NotAttached: No pipeline with that channel is attached to the session, or none is given for
+            the connection.
+        ChannelMismatch: The channel is registered with another kind, or with another number of
+            shards.
         ChannelRetired: The channel was retired.
         StagingError: Postgres refused the record, or the connection is in autocommit mode.
     """
     refuse_async(target, "stage")
-    record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
+    record = {
+        "key": key,
+        "action": action,
+        "object": object,
+        "data": data,
+        "headers": headers,
+        "tenant": tenant,
+    }
     row = _make_record(to, {**record, **options}, partial(_find_model, target, pipeline))
     insertion = _Insertion(to, [row], pipeline, wants_ids=to.traits.has_jobs)
     return next(iter(_insert(target, insertion, "stage")), None)
@@ -142,20 +158,24 @@ def stage_many(
     then: tuple[Queue, Staging] | None = None,
     pipeline: Declarations | None = None,
 ) -> int:
-    """Stages records in order, in one INSERT; returns their number.  See ``stage`` for ``target`` and ``pipeline``.
+    """Stages records in order, in one INSERT; returns their number.
+
+    See ``stage`` for ``target`` and ``pipeline``.
 
     Args:
         target: As ``stage``.
         records: Each the arguments of ``stage``.
         to: The channel.
         group: For a queue: the jobs are a group of this name, which ``find_group`` takes.
-        then: For a queue: a job that is staged, exactly once, when each of these is done, cancelled or a dead letter: its queue,
-            and the arguments of ``stage``, as ``job`` of a worker makes them.  It has the group's name as its header ``group``.
+        then: For a queue: a job that is staged, exactly once, when each of these is done, cancelled
+            or a dead letter: its queue, and the arguments of ``stage``, as ``job`` of a worker
+            makes them.  It has the group's name as its header ``group``.
         pipeline: As ``stage``.
 
     Raises:
         InvalidRecord: A field is invalid; the error names the record, and nothing was written.
-        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and
+            ``StagingError``.
     """
     refuse_async(target, "stage_many")
     insertion = _make_insertion(target, to, records, group, then, pipeline)
@@ -163,20 +183,27 @@ def stage_many(
     return len(insertion.rows)
 
 
-def mark_dirty(target: Target, members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None) -> int:
-    """Marks members of an Ick dirty in the transaction of a session or a connection; returns their number.
+def mark_dirty(
+    target: Target, members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None
+) -> int:
+    """Marks members of an Ick dirty in the transaction of a session or a connection.
 
-    For changes that no rule captures, such as SQL statements, and to rebuild the whole copy.  A session is flushed first.
+    Returns their number.
+
+    For changes that no rule captures, such as SQL statements, and to rebuild the whole copy.  A
+    session is flushed first.
 
     Args:
-        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or Django, in a transaction.
+        target: A session with a pipeline attached; or a connection of SQLAlchemy, psycopg or
+            Django, in a transaction.
         members: Each a str, int or UUID, or a tuple of them.
         to: An Ick of that pipeline.
         pipeline: The pipeline, for a connection or a session to which it is not attached.
 
     Raises:
         InvalidRecord: A member is invalid; nothing was written.
-        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and ``StagingError``.
+        NotAttached: As ``stage``; so are ``ChannelMismatch``, ``ChannelRetired`` and
+            ``StagingError``.
     """
     refuse_async(target, "mark_dirty")
     insertion = _Insertion(to, _make_marks(to, members), pipeline)
@@ -191,7 +218,9 @@ async def stage_async(
 
 
 @overload
-async def stage_async(target: "AsyncTarget", *, to: Queue, **record: Unpack[_QueueRecord]) -> int: ...
+async def stage_async(
+    target: "AsyncTarget", *, to: Queue, **record: Unpack[_QueueRecord]
+) -> int: ...
 
 
 async def stage_async(  # noqa: PLR0913  as stage
@@ -207,8 +236,18 @@ async def stage_async(  # noqa: PLR0913  as stage
     pipeline: Declarations | None = None,
     **options: Unpack[MessageOptions],
 ) -> int | None:
-    """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
-    record = {"key": key, "action": action, "object": object, "data": data, "headers": headers, "tenant": tenant}
+    """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises as it does.
+    """
+    record = {
+        "key": key,
+        "action": action,
+        "object": object,
+        "data": data,
+        "headers": headers,
+        "tenant": tenant,
+    }
     row = _make_record(to, {**record, **options}, partial(_find_model, target, pipeline))
     insertion = _Insertion(to, [row], pipeline, wants_ids=to.traits.has_jobs)
     return next(iter(await _insert_async(target, insertion, "stage")), None)
@@ -223,16 +262,23 @@ async def stage_many_async(
     then: tuple[Queue, Staging] | None = None,
     pipeline: Declarations | None = None,
 ) -> int:
-    """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+    """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises as it does.
+    """
     insertion = _make_insertion(target, to, records, group, then, pipeline)
     await _insert_async(target, insertion, "stage_many")
     return len(insertion.rows)
 
 
-def stage_jobs(target: Target, records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]) -> list[int]:
+def stage_jobs(
+    target: Target, records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]
+) -> list[int]:
     """Stages jobs like ``stage_many``; returns their ids."""
     refuse_async(target, "stage_many")
-    return _insert(target, replace(_make_insertion(target, to, records, **rest), wants_ids=True), "stage_many")
+    return _insert(
+        target, replace(_make_insertion(target, to, records, **rest), wants_ids=True), "stage_many"
+    )
 
 
 async def stage_jobs_async(
@@ -244,9 +290,16 @@ async def stage_jobs_async(
 
 
 async def mark_dirty_async(
-    target: "AsyncTarget", members: Iterable[object], *, to: Ick, pipeline: Declarations | None = None
+    target: "AsyncTarget",
+    members: Iterable[object],
+    *,
+    to: Ick,
+    pipeline: Declarations | None = None,
 ) -> int:
-    """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+    """``mark_dirty`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises as it does.
+    """
     insertion = _Insertion(to, _make_marks(to, members), pipeline)
     await _insert_async(target, insertion, "mark_dirty")
     return len(insertion.rows)
@@ -266,14 +319,20 @@ def _make_insertion(
 ) -> "_Insertion":
     model = _find_model(target, pipeline, channel)
     rows = [
-        _make_record(channel, record, lambda _: model, f"records[{number}].") for number, record in enumerate(records)
+        _make_record(channel, record, lambda _: model, f"records[{number}].")
+        for number, record in enumerate(records)
     ]
     if group is None and then is None:
         return _Insertion(channel, rows, pipeline)
     if not channel.traits.has_jobs:
-        raise InvalidRecord("group", f"is for queues, and channel {channel.name} is a {channel.kind}")
+        raise InvalidRecord(
+            "group", f"is for queues, and channel {channel.name} is a {channel.kind}"
+        )
     if len(rows) > MAX_MEMBERS:
-        raise InvalidRecord("records", f"are {len(rows):,} jobs; a group takes {MAX_MEMBERS:,}: stage several groups")
+        raise InvalidRecord(
+            "records",
+            f"are {len(rows):,} jobs; a group takes {MAX_MEMBERS:,}: stage several groups",
+        )
     name = uuid4().hex if group is None else label_text(group, "group")
     queue = following = None
     if then is not None:
@@ -288,24 +347,37 @@ _FIELDS = frozenset({"key", "action", "object", "data", "headers"})
 
 
 def _make_record(
-    channel: Channel, record: Mapping[str, Any], find_model: Callable[[Channel], Any], field: str = ""
+    channel: Channel,
+    record: Mapping[str, Any],
+    find_model: Callable[[Channel], Any],
+    field: str = "",
 ) -> Row:
     """Makes the row of a record from the arguments of ``stage``."""
     options = {name: value for name, value in record.items() if name not in _FIELDS}
     if options.get("tenant", "") is None:
         del options["tenant"]
-    key, action, object_, headers = record.get("key"), record["action"], record["object"], record.get("headers")
+    key, action, object_, headers = (
+        record.get("key"),
+        record["action"],
+        record["object"],
+        record.get("headers"),
+    )
     payload, model = record["data"], find_model(channel)
     data, typed = as_plain(payload, f"{field}data"), model and TypedPayload(model, payload)
     if isinstance(channel, Queue):
-        return make_message(channel, action, object_, data, headers, options, key=key, field=field, typed=typed)
+        return make_message(
+            channel, action, object_, data, headers, options, key=key, field=field, typed=typed
+        )
     log = _require_log(channel)
     refuse_options(log, options, field)
     return make_row(log, key, action, object_, data, headers, field, typed)
 
 
 def _find_model(target: Any, pipeline: Declarations | None, channel: Any) -> Any:
-    """Returns the payload model that a log, or the worker of a queue, declares; None if there is none."""
+    """Returns the payload model that a log, or the worker of a queue, declares.
+
+    None if there is none.
+    """
     if not isinstance(channel, Queue):
         return getattr(channel, "payload", None)
     if pipeline is not None:
@@ -332,18 +404,24 @@ def _require_log(channel: Any) -> Channel:
     if isinstance(channel, LogChannel):
         raise InvalidRecord(
             "to",
-            f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages into its own: Log(…, source=…)",
+            f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages "
+            "into its own: Log(…, source=…)",
         )
     if isinstance(channel, Ick):
-        raise InvalidRecord("to", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()")
-    raise InvalidRecord("to", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue")
+        raise InvalidRecord(
+            "to", f"{channel.name} is an Ick, which keeps no payloads; call mark_dirty()"
+        )
+    raise InvalidRecord(
+        "to", f"is of type {type(channel).__name__}; stage() takes a Log or a Queue"
+    )
 
 
 def refuse_async(target: object, caller: str) -> None:
     """Refuses an async session or connection, before its records are checked."""
     if hasattr(target, "run_sync") or is_async_driver(target):
         raise NotAttached(
-            f"{caller}() takes a Session or a Connection, not {type(target).__name__}: await {caller}_async(…)"
+            f"{caller}() takes a Session or a Connection, not {type(target).__name__}: await "
+            f"{caller}_async(…)"
         )
 
 
@@ -395,27 +473,31 @@ def resolve_async(target: Any, caller: str) -> Any:
     resolved = target() if hasattr(target, "session_factory") else target
     if not hasattr(resolved, "run_sync"):
         raise NotAttached(
-            f"{caller}_async() takes an AsyncSession or an AsyncConnection, not {type(resolved).__name__}; "
-            f"with a Session or a Connection: {caller}(…)"
+            f"{caller}_async() takes an AsyncSession or an AsyncConnection, not "
+            f"{type(resolved).__name__}; with a Session or a Connection: {caller}(…)"
         )
     return resolved
 
 
-def find_attachment(session: Session, channel: Channel, pipeline: Declarations | None) -> Attachment:
+def find_attachment(
+    session: Session, channel: Channel, pipeline: Declarations | None
+) -> Attachment:
     """Returns the session's attachment that has the channel; with ``pipeline``, that one's."""
     attached = find_attachments(session)
     if pipeline is not None:
         attachment = Attachment(require_pipeline(channel, pipeline, "stage"), nudge=False)
         # If it is attached, too, its attachment says whether a commit wakes the streamer.
-        return next((candidate for candidate in attached if candidate.pipeline is pipeline), attachment)
+        return next(
+            (candidate for candidate in attached if candidate.pipeline is pipeline), attachment
+        )
     for attachment in attached:
         if attachment.pipeline.channels.get(channel.name) == channel:
             return attachment
     raise NotAttached(
         f"no pipeline attached to the session has this channel {channel.name}; {_ADD}"
         if attached
-        else f"channel {channel.name}: no pipeline is attached to the session; call pipeline.attach(…) once with the "
-        "sessionmaker, the Session class or this session"
+        else f"channel {channel.name}: no pipeline is attached to the session; call "
+        "pipeline.attach(…) once with the sessionmaker, the Session class or this session"
     )
 
 
@@ -436,8 +518,8 @@ def require_pipeline(channel: Channel, pipeline: Declarations | None, caller: st
     """Returns ``pipeline`` if it has the channel; otherwise raises ``NotAttached``."""
     if pipeline is None:
         raise NotAttached(
-            f"channel {channel.name}: a connection has no pipeline attached, which names the schema; "
-            f"give it: {caller}(connection, to=channel, …, pipeline=pipeline)"
+            f"channel {channel.name}: a connection has no pipeline attached, which names the "
+            f"schema; give it: {caller}(connection, to=channel, …, pipeline=pipeline)"
         )
     if pipeline.channels.get(channel.name) != channel:
         raise NotAttached(f"the pipeline does not have this channel {channel.name}; {_ADD}")

@@ -1,12 +1,13 @@
-"""The guard: refuses a statement that changes a class with rules and bypasses them, before it is sent to the server.
+"""The guard: refuses a statement that bypasses the rules of a class, before it is sent.
 
-The hooks see objects.  They do not see ``session.execute(update(Ride))``, ``bulk_insert_mappings``, or statements on
-the session's own connection.  The guard checks each statement on the connection of an attached session after it is
-compiled and before it is sent.  The unit of work's own statements pass.  Any other INSERT, UPDATE or DELETE on a table
-of a class with rules is refused, wherever it comes from.  Statements given as text are searched for such writes.
+The hooks see objects.  They do not see ``session.execute(update(Ride))``, ``bulk_insert_mappings``,
+or statements on the session's own connection.  The guard checks each statement on the connection of
+an attached session after it is compiled and before it is sent.  The unit of work's own statements
+pass.  Any other INSERT, UPDATE or DELETE on a table of a class with rules is refused, wherever it
+comes from.  Statements given as text are searched for such writes.
 
-Not covered: writes by a function or trigger of the database, by the driver's own cursor, or on a connection that no
-attached session uses.  Capture by trigger (``triggers.py``) sees all of them.
+Not covered: writes by a function or trigger of the database, by the driver's own cursor, or on a
+connection that no attached session uses.  Capture by trigger (``triggers.py``) sees all of them.
 """
 
 import re
@@ -30,17 +31,23 @@ from penstock.staging.triggers import Schemas
 
 OPTION = "penstock"
 STAGED = "staged"
-"""``execution_options(penstock="staged")``: the application has staged the statement's changes itself."""
+"""``execution_options(penstock="staged")``.
+
+The application has staged the statement's changes itself.
+"""
 
 
 @dataclass
 class _Watched:
     """A connection of attached sessions; each has a test whether its unit of work is writing.
 
-    Statements that have ``passed`` in this transaction pass again unchecked: a handler sends one for each record.
+    Statements that have ``passed`` in this transaction pass again unchecked: a handler sends one
+    for each record.
     """
 
-    sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(default_factory=WeakKeyDictionary)
+    sessions: WeakKeyDictionary[Session, Callable[[Session], bool]] = field(
+        default_factory=WeakKeyDictionary
+    )
     passed: set[str] = field(default_factory=set)
 
 
@@ -49,7 +56,10 @@ _engines: WeakSet[Engine] = WeakSet()
 _lock = Lock()
 
 MAX_CACHED_CHARACTERS = 2000
-"""Longest statement, in characters, whose check is cached: longer ones contain values and do not come again."""
+"""Longest statement, in characters, whose check is cached.
+
+Longer ones contain values and do not come again.
+"""
 
 MAX_PASSED_STATEMENTS = 256
 """Most statements remembered as passed in one transaction."""
@@ -77,7 +87,7 @@ _CONNECTIONS = "penstock.connections"
 
 
 class _Write(NamedTuple):
-    """A write in a statement: its name for the error, such as ``UPDATE (text)``, and its kinds of change.
+    """A write in a statement: its name for the error, ``UPDATE (text)``, and its kinds of change.
 
     The schema is None if the statement does not name one.
     """
@@ -101,7 +111,8 @@ def watch(session: Session, connection: Connection, is_writing: Callable[[Sessio
 def listen(session: Session) -> None:
     """Registers the guard on the engines of the session's transaction, once for each engine.
 
-    Sessions to which no rules apply skip this: SQLAlchemy's statement events alone cost about 4 µs a statement.
+    Sessions to which no rules apply skip this: SQLAlchemy's statement events alone cost about 4 µs
+    a statement.
     """
     for connection in session.info.get(_CONNECTIONS, ()):
         engine = connection.engine
@@ -125,7 +136,12 @@ def unwatch(session: Session) -> None:
 
 
 def _check_statement(
-    connection: Connection, _cursor: object, statement: str, _parameters: object, context: _Context, _many: object
+    connection: Connection,
+    _cursor: object,
+    statement: str,
+    _parameters: object,
+    context: _Context,
+    _many: object,
 ) -> None:
     """Handles ``before_cursor_execute``: nothing has been sent yet."""
     watched = _watched.get(connection)
@@ -146,12 +162,19 @@ def _check_statement(
 
 
 def _check_deleted_rows(
-    connection: Connection, cursor: Any, _statement: str, parameters: Any, context: _Context, many: object
+    connection: Connection,
+    cursor: Any,
+    _statement: str,
+    parameters: Any,
+    context: _Context,
+    many: object,
 ) -> None:
-    """Handles ``after_cursor_execute``: refuses a DELETE by the unit of work that found fewer rows than objects.
+    """Handles ``after_cursor_execute``.
 
-    Another transaction has deleted the missing rows and staged that; a second record would be wrong.  SQLAlchemy itself
-    raises for an UPDATE that misses rows, and only warns for a DELETE.
+    Refuses a DELETE by the unit of work that found fewer rows than objects.
+
+    Another transaction has deleted the missing rows and staged that; a second record would be
+    wrong.  SQLAlchemy itself raises for an UPDATE that misses rows, and only warns for a DELETE.
     """
     if context is None or not context.isdelete or (watched := _watched.get(connection)) is None:
         return
@@ -161,13 +184,14 @@ def _check_deleted_rows(
     for session, is_writing in list(watched.sessions.items()):
         if is_writing(session) and _stages_deletes(session, context):
             raise StaleDataError(
-                f"DELETE on table {_get_table(context).name} expected {expected} row(s) and found {cursor.rowcount}: "
-                "another transaction has deleted the missing ones and staged their records"
+                f"DELETE on table {_get_table(context).name} expected {expected} row(s) and found "
+                f"{cursor.rowcount}: another transaction has deleted the missing ones and staged "
+                "their records"
             )
 
 
 def _stages_deletes(session: Session, context: DefaultExecutionContext) -> bool:
-    """Returns whether deletes from the statement's table are staged and the mapper expects to find every row."""
+    """Returns whether deletes are staged and the mapper expects to find every row."""
     table = _get_table(context)
     return any(
         table in mapper.tables and mapper.confirm_deleted_rows
@@ -205,7 +229,9 @@ def _parse_expression(statement: Any) -> Iterator[_Write]:
     table: Any = statement.table
     while hasattr(table, "element"):  # an alias
         table = table.element
-    yield _Write(verb.upper(), ("insert",) if is_plain else _CHANGES[verb], table.schema, table.name)
+    yield _Write(
+        verb.upper(), ("insert",) if is_plain else _CHANGES[verb], table.schema, table.name
+    )
 
 
 def _parse(statement: str) -> Iterable[_Write]:
@@ -240,18 +266,22 @@ def _refuse_bypass(session: Session, writes: Iterable[_Write], schemas: Schemas)
             if not rule.on.isdisjoint(write.changes) and _is_among(write, tables):
                 cls = rule.model.__name__
                 raise BypassedStaging(
-                    f"{write.verb} on table {write.table} changes {cls} without staging it for channel "
-                    f"{rule.channel.name}; nothing was sent to Postgres.\n"
-                    f"Change objects of {cls} in the session instead; or stage() the changes yourself and give "
-                    f'the statement execution_options({OPTION}="{STAGED}"); or declare the rule with '
-                    'capture="trigger", which sees every writer'
+                    f"{write.verb} on table {write.table} changes {cls} without staging it for "
+                    f"channel {rule.channel.name}; nothing was sent to Postgres.\n"
+                    f"Change objects of {cls} in the session instead; or stage() the changes "
+                    f'yourself and give the statement execution_options({OPTION}="{STAGED}"); or '
+                    'declare the rule with capture="trigger", which sees every writer'
                 )
 
 
 def _is_among(write: _Write, tables: Iterable[tuple[str | None, str]]) -> bool:
-    """Returns whether a write may be to one of the tables: a schema that either side leaves open matches any."""
+    """Returns whether a write may be to one of the tables.
+
+    A schema that either side leaves open matches any.
+    """
     return any(
-        name == write.table and (write.schema is None or schema in (write.schema, None)) for schema, name in tables
+        name == write.table and (write.schema is None or schema in (write.schema, None))
+        for schema, name in tables
     )
 
 
@@ -262,7 +292,10 @@ def _find_rules(session: Session) -> Iterator[StagingRule]:
 
 
 def _find_tables(rule: StagingRule) -> set[tuple[str | None, str]]:
-    """Returns the tables of the rule's class and its subclasses as of now: subclasses may be defined late."""
+    """Returns the tables of the rule's class and its subclasses as of now.
+
+    Subclasses may be defined late.
+    """
     return {
         (getattr(table, "schema", None), getattr(table, "name", ""))
         for mapper in class_mapper(rule.model).self_and_descendants

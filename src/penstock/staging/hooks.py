@@ -1,13 +1,17 @@
-"""The session's hooks: what a flush changes of classes with rules becomes rows, inserted after the flush's own writes.
+"""The session's hooks: a flush's changes of classes with rules become rows, after its own writes.
 
     before_flush      starts a list for this flush
-    before_insert     ┐ note each object of a class with rules, in the order in which the unit of work writes;
-    before_update     ├ before a delete, and before an update that may change a key, the rows are read and locked,
+    before_insert     ┐ note each object of a class with rules, in the order in which the unit of
+                      work writes;
+    before_update     ├ before a delete, and before an update that may change a key, the rows are
+                      read and locked,
     before_delete     ┘ one SELECT a class
-    after_flush       reads the rows that were written, one SELECT a class; then one INSERT of all records
+    after_flush       reads the rows that were written, one SELECT a class; then one INSERT of all
+                      records
 
-The mapper events tell what the unit of work writes and on which connection, and include orphans, cascades and sharded
-sessions.  They fire for every session; one without a list, because no rules apply to it, costs a dict look-up.
+The mapper events tell what the unit of work writes and on which connection, and include orphans,
+cascades and sharded sessions.  They fire for every session; one without a list, because no rules
+apply to it, costs a dict look-up.
 """
 
 from collections import Counter
@@ -52,17 +56,28 @@ class Flush:
     attachments: list[Attachment]  # the session's pipelines that have rules
     # objects in the order in which they are written, with the kind of change and the connection
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
-    modified: set[State] = field(default_factory=set)  # updated objects known to have a changed column
-    # rows before they are deleted, or updated so that their key may change; None if they were not there
+    modified: set[State] = field(
+        default_factory=set
+    )  # updated objects known to have a changed column
+    # rows before they are deleted, or updated so that their key may change; None if they were not
+    # there
     old_values: dict[State, Values | None] = field(default_factory=dict)
-    deletes: dict[object, State] | None = None  # cache of ``_find_replaced``: the deleted objects by their identities
-    by_kind: dict[tuple[Mapper[Any], Change], list[MappedRule]] = field(default_factory=dict)  # cache of ``rules``
+    deletes: dict[object, State] | None = (
+        None  # cache of ``_find_replaced``: the deleted objects by their identities
+    )
+    by_kind: dict[tuple[Mapper[Any], Change], list[MappedRule]] = field(
+        default_factory=dict
+    )  # cache of ``rules``
 
     def rules(self, mapper: Mapper[Any], change: Change) -> list[MappedRule]:
         """Returns the rules for a change of the mapper's objects."""
         matching = self.by_kind.get((mapper, change))
         if matching is None:
-            mapped = [mapped_rule for attachment in self.attachments for mapped_rule in attachment.mapped_rules(mapper)]
+            mapped = [
+                mapped_rule
+                for attachment in self.attachments
+                for mapped_rule in attachment.mapped_rules(mapper)
+            ]
             matching = self.by_kind[mapper, change] = [
                 mapped_rule for mapped_rule in mapped if change in mapped_rule.rule.on
             ]
@@ -74,19 +89,31 @@ class Flush:
         for change in changes:
             for rule in self.rules(states[0].mapper, change):
                 names |= rule.reads
-                # Deferred columns are left for a function to load, which it cannot when the row is gone.
+                # Deferred columns are left for a function to load, which it cannot when the row is
+                # gone.
                 is_last = change == "delete"
-                names.update(name for name in rule.deferred if is_last or any(name in s.dict for s in states))
+                names.update(
+                    name for name in rule.deferred if is_last or any(name in s.dict for s in states)
+                )
         return names
 
     def needs_old_row(self, state: State) -> bool:
         """Returns whether an update's row must be read and locked first.
 
-        The key may change; or the class has several tables, of which an UPDATE locks only those that it changes.
+        The key may change; or the class has several tables, of which an UPDATE locks only those
+        that it changes.
         """
         rules = self.rules(state.mapper, "update")
-        is_written = state in self.modified or any(rule.is_post_updated for rule in rules) or _is_modified(state)
-        return bool(rules) and is_written and (len(state.mapper.tables) > 1 or any(r.may_move(state) for r in rules))
+        is_written = (
+            state in self.modified
+            or any(rule.is_post_updated for rule in rules)
+            or _is_modified(state)
+        )
+        return (
+            bool(rules)
+            and is_written
+            and (len(state.mapper.tables) > 1 or any(r.may_move(state) for r in rules))
+        )
 
 
 def follow(rule: StagingRule, pipeline: Declarations) -> None:
@@ -138,7 +165,10 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 
 
 def _is_writing(session: Session) -> bool:
-    """Returns whether the unit of work is writing, with these hooks called; ``bulk_*`` methods do not call them."""
+    """Returns whether the unit of work is writing, with these hooks called.
+
+    ``bulk_*`` methods do not call them.
+    """
     flush: Flush | None = session.info.get(_FLUSH)
     # A failed flush leaves its list behind, with a transaction that is over, or with none.
     transaction = getattr(flush.context, "transaction", None) if flush is not None else None
@@ -167,7 +197,8 @@ def _before_update(_: Mapper[Any], connection: Connection, state: State) -> None
     flush = _get_flush(state)
     if flush is not None:
         flush.changes.setdefault(state, ("update", connection))
-        # Checked here and after the flush: by then, a column set to an SQL expression has lost its history.
+        # Checked here and after the flush: by then, a column set to an SQL expression has lost its
+        # history.
         if _is_modified(state):
             flush.modified.add(state)
         if state not in flush.old_values and flush.needs_old_row(state):
@@ -183,10 +214,12 @@ def _before_delete(_: Mapper[Any], connection: Connection, state: State) -> None
 
 
 def _read_before(flush: Flush, connection: Connection, state: State, change: Change) -> None:
-    """Reads and locks the row of an object, and those of all objects of its class with the same change."""
+    """Reads and locks the row of an object, and of all objects of its class changed alike."""
     states = [state]
     session = state.session
-    if session is not None and session.connection_callable is None:  # a sharded one knows each object's connection late
+    if (
+        session is not None and session.connection_callable is None
+    ):  # a sharded one knows each object's connection late
         states += [
             other
             for other, (is_delete, is_listed) in flush.context.states.items()
@@ -202,7 +235,9 @@ def _read_before(flush: Flush, connection: Connection, state: State, change: Cha
     rows = read_rows(connection, states, names, lock=change, is_written=False)
     if change == "delete" and len(rows) < len(states):
         # Gone, or hidden by a policy for UPDATE, which a lock has to satisfy as well.
-        rows |= read_rows(connection, [other for other in states if other not in rows], names, is_written=False)
+        rows |= read_rows(
+            connection, [other for other in states if other not in rows], names, is_written=False
+        )
     for changed in states:
         flush.old_values[changed] = rows.get(changed)
         if change == "delete" and changed in rows:
@@ -210,14 +245,18 @@ def _read_before(flush: Flush, connection: Connection, state: State, change: Cha
 
 
 def _find_replaced(flush: Flush, state: State) -> State | None:
-    """Returns the object whose delete the unit of work merges with this insert into an UPDATE: it has the same identity.
+    """Returns the object whose delete the unit of work merges with this insert into an UPDATE.
 
-    They are staged as a delete and an insert, in this order.
+    It has the same identity.  They are staged as a delete and an insert, in this order.
     """
     if flush.deletes is None:
         deleted = (other for other, (is_delete, _) in flush.context.states.items() if is_delete)
         flush.deletes = {other.key: other for other in deleted if other.key is not None}
-    return flush.deletes.get(state.mapper.identity_key_from_instance(state.obj())) if flush.deletes else None
+    return (
+        flush.deletes.get(state.mapper.identity_key_from_instance(state.obj()))
+        if flush.deletes
+        else None
+    )
 
 
 def _get_flush(state: State) -> Flush | None:
@@ -254,7 +293,10 @@ def _after_flush(session: Session, context: UOWTransaction) -> None:
 
 
 def _make_rows(
-    flush: Flush, attachment: Attachment, written: Iterable[Written], new_values: Mapping[State, Values]
+    flush: Flush,
+    attachment: Attachment,
+    written: Iterable[Written],
+    new_values: Mapping[State, Values],
 ) -> dict[Connection, list[tuple[Channel, Row]]]:
     """Makes the rows of one pipeline, in the order in which the objects were written."""
     rows: dict[Connection, list[tuple[Channel, Row]]] = {}
@@ -265,12 +307,17 @@ def _make_rows(
                     connection, change, state, flush.old_values.get(state), new_values.get(state)
                 )
                 if new_rows:
-                    rows.setdefault(connection, []).extend((mapped.rule.channel, row) for row in new_rows)
+                    rows.setdefault(connection, []).extend(
+                        (mapped.rule.channel, row) for row in new_rows
+                    )
     return rows
 
 
 def _is_modified(state: State) -> bool:
-    """Returns whether a column differs from the row: the test that the unit of work makes before an UPDATE."""
+    """Returns whether a column differs from the row.
+
+    The test that the unit of work makes before an UPDATE.
+    """
     columns = state.mapper.column_attrs
     target = state.obj()
     for name in list(state.committed_state):
@@ -292,9 +339,10 @@ def _read_after(flush: Flush, written: Iterable[Written]) -> dict[State, Values]
         rows = read_rows(connection, states, flush.names(states, "insert", "update"))
         if len(rows) < len(states):
             raise StagingError(
-                f"{len(states) - len(rows)} of {len(states)} rows of {mapper.class_.__name__} that this flush has written "
-                "cannot be read, and their records tell of the rows: a policy hides them from the role, or a trigger has "
-                'deleted them or changed their primary key. Declare the rule with capture="trigger"'
+                f"{len(states) - len(rows)} of {len(states)} rows of {mapper.class_.__name__} "
+                "that this flush has written cannot be read, and their records tell of the rows: "
+                "a policy hides them from the role, or a trigger has deleted them or changed "
+                'their primary key. Declare the rule with capture="trigger"'
             )
         for state, values in rows.items():
             keep_loaded(flush.context, state, values)

@@ -18,7 +18,14 @@ from penstock.declaring.outcomes import HandlerOutcome, Job
 from penstock.errors import InvalidRecord
 from penstock.records import Payload
 from penstock.staging.cancelling import CancelledJobs, cancel, cancel_async, retry, retry_async
-from penstock.staging.explicit import Staging, Target, stage, stage_async, stage_jobs, stage_jobs_async
+from penstock.staging.explicit import (
+    Staging,
+    Target,
+    stage,
+    stage_async,
+    stage_jobs,
+    stage_jobs_async,
+)
 from penstock.staging.messages import MessageOptions
 from penstock.staging.payload_models import checked_model
 from penstock.staging.rules import Declarations
@@ -68,7 +75,9 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         then: tuple[Queue, Staging] | None = None,
         **options: Unpack[MessageOptions],
     ) -> list[int]:
-        """Stages jobs of one tenant in one INSERT; returns their ids.  See ``penstock.stage_many`` for groups.
+        """Stages jobs of one tenant in one INSERT; returns their ids.
+
+        See ``penstock.stage_many`` for groups.
 
         Args:
             target: As ``stage``.
@@ -81,10 +90,13 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
             **options: ``due`` or ``delay``, ``deadline``, ``priority``.
 
         Raises:
-            InvalidRecord: As ``stage``, and so are the others; or several jobs have one ``unique`` name.
+            InvalidRecord: As ``stage``, and so are the others; or several jobs have one ``unique``
+                name.
         """
         records = self._records(payloads, tenant, key, headers, options)
-        return stage_jobs(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
+        return stage_jobs(
+            target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline
+        )
 
     async def stage_many_async(  # noqa: PLR0913  as stage_many
         self,
@@ -98,9 +110,11 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         then: tuple[Queue, Staging] | None = None,
         **options: Unpack[MessageOptions],
     ) -> list[int]:
-        """``stage_many`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+        """``stage_many`` for an ``AsyncSession`` or ``AsyncConnection``; raises as it does."""
         records = self._records(payloads, tenant, key, headers, options)
-        return await stage_jobs_async(target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline)
+        return await stage_jobs_async(
+            target, records, to=self.queue, group=group, then=then, pipeline=self._pipeline
+        )
 
     def job(
         self,
@@ -129,22 +143,25 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         headers: dict[str, Any] | None = None,
         **options: Unpack[MessageOptions],
     ) -> int:
-        """Stages a job for this worker, in the transaction of a session or a connection; a session is flushed first.
+        """Stages a job for this worker, in the transaction of a session or a connection.
 
-        Returns its id, which is the handler's ``job.id``.
+        A session is flushed first.  Returns its id, which is the handler's ``job.id``.
 
         Args:
             target: A session, or a connection of SQLAlchemy, psycopg or Django, in a transaction.
-            payload: What the worker gets as ``job.payload``: an instance of its ``payload=``, or any JSON value without one.
+            payload: What the worker gets as ``job.payload``: an instance of its ``payload=``, or
+                any JSON value without one.
             tenant: Whose the job is: a str, int or UUID, or a tuple of them; tenants take turns.
             key: Within a tenant, keys take turns.
             headers: Metadata beside the payload; at most 64 KB.
             **options: ``due`` or ``delay``, ``deadline``, ``unique``, ``priority``.
 
         Raises:
-            InvalidRecord: A field is invalid, or the payload is of another type; nothing was written.
+            InvalidRecord: A field is invalid, or the payload is of another type; nothing was
+                written.
             NotAttached: The target is to be awaited: ``stage_async``.
-            ChannelMismatch: The queue is registered with another kind, or with another number of shards.
+            ChannelMismatch: The queue is registered with another kind, or with another number of
+                shards.
             ChannelRetired: The queue was retired.
             StagingError: Postgres refused the job, or the connection is in autocommit mode.
         """
@@ -161,18 +178,25 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         headers: dict[str, Any] | None = None,
         **options: Unpack[MessageOptions],
     ) -> int:
-        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+        """``stage`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+        Raises as it does.
+        """
         record = self._record(payload, tenant, key, headers, options)
         return await stage_async(target, to=self.queue, pipeline=self._pipeline, **record)
 
-    def cancel(self, target: Target, *ids: int, unique: str | None = None, tenant: object = None) -> CancelledJobs:
+    def cancel(
+        self, target: Target, *ids: int, unique: str | None = None, tenant: object = None
+    ) -> CancelledJobs:
         """Cancels jobs of its queue: see ``penstock.cancel``.
 
         Raises:
             InvalidRecord: No job was named.
             NotAttached: The target is to be awaited: ``cancel_async``.
         """
-        return cancel(target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline)
+        return cancel(
+            target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline
+        )
 
     async def cancel_async(
         self, target: "AsyncTarget", *ids: int, unique: str | None = None, tenant: object = None
@@ -182,7 +206,9 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         Raises:
             InvalidRecord: No job was named.
         """
-        return await cancel_async(target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline)
+        return await cancel_async(
+            target, *ids, of=self.queue, unique=unique, tenant=tenant, pipeline=self._pipeline
+        )
 
     def retry(self, target: Target, *ids: int) -> tuple[int, ...]:
         """Has dead letters of its queue staged again: see ``penstock.retry``.
@@ -197,25 +223,38 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
         return await retry_async(target, *ids, of=self.queue, pipeline=self._pipeline)
 
     def _records(
-        self, payloads: Iterable[Payload], tenant: object, key: object, headers: object, options: MessageOptions
+        self,
+        payloads: Iterable[Payload],
+        tenant: object,
+        key: object,
+        headers: object,
+        options: MessageOptions,
     ) -> list[Any]:
         records = [self._record(payload, tenant, key, headers, options) for payload in payloads]
         if len(records) > 1 and options.get("unique") is not None:
             raise InvalidRecord(
-                "unique", "is one name for several jobs, of which one would be done: give each its own, by stage"
+                "unique",
+                "is one name for several jobs, of which one would be done: give each its own, by "
+                "stage",
             )
         return records
 
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
     ) -> dict[str, Any]:
-        data, object_name = checked_model(payload, self._model), getattr(self._model, "__name__", "job")
+        data, object_name = (
+            checked_model(payload, self._model),
+            getattr(self._model, "__name__", "job"),
+        )
         fields = {"action": self.name, "object": object_name, "data": data}
         return {"tenant": tenant, "key": key, "headers": headers, **fields, **options}
 
 
 class JobDecorator(Protocol[Payload]):
-    """Takes ``handler(session, job)`` of a worker, plain or ``async def``; it may return an outcome."""
+    """Takes ``handler(session, job)`` of a worker, plain or ``async def``.
+
+    It may return an outcome.
+    """
 
     @overload
     def __call__(

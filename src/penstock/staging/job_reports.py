@@ -1,4 +1,7 @@
-"""Reads the state of jobs through the application's own session or connection: end, progress, result, and group."""
+"""Reads the state of jobs through the application's own session or connection.
+
+End, progress, result, and group.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +26,8 @@ class JobReport:
 
     Attributes:
         id: Its id, as staging has returned it.
-        has_ended: True if no attempt will be made any more: it is done, was cancelled, or is a dead letter.  An id
-            that was never staged looks like a job that is done.
+        has_ended: True if no attempt will be made any more: it is done, was cancelled, or is a dead
+            letter.  An id that was never staged looks like a job that is done.
         progress: Completed part, 0 to 1, as the handler reported it last; None without a report.
         note: The handler's text beside it.
         result: What the handler has set; None if it has set nothing or the job is not done.
@@ -90,7 +93,8 @@ def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = Non
     Args:
         target: A session, or a connection of SQLAlchemy, psycopg or Django.
         job_id: The id that ``stage`` of a queue returned.
-        pipeline: The pipeline, if it is not attached to the session and has another schema than ``penstock``.
+        pipeline: The pipeline, if it is not attached to the session and has another schema than
+            ``penstock``.
 
     Raises:
         NotAttached: The target is async: ``find_job_async``.
@@ -100,8 +104,13 @@ def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = Non
     return JobReport(job_id, has_ended, progress, note, result and parse_json(result), done_at)
 
 
-async def find_job_async(target: "AsyncTarget", job_id: int, *, pipeline: Declarations | None = None) -> JobReport:
-    """``find_job`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy; raises as it does."""
+async def find_job_async(
+    target: "AsyncTarget", job_id: int, *, pipeline: Declarations | None = None
+) -> JobReport:
+    """``find_job`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy.
+
+    Raises as it does.
+    """
     report: JobReport = await _await(target, find_job, job_id, pipeline=pipeline)
     return report
 
@@ -109,7 +118,9 @@ async def find_job_async(target: "AsyncTarget", job_id: int, *, pipeline: Declar
 def find_group(
     target: Target, name: str, *, with_results: bool = False, pipeline: Declarations | None = None
 ) -> GroupReport | None:
-    """Reads the state of a group of jobs; None if it does not exist, or ended longer ago than the queue's ``keep``.
+    """Reads the state of a group of jobs.
+
+    None if it does not exist, or ended longer ago than the queue's ``keep``.
 
     Args:
         target: As ``find_job``, and so is ``pipeline``.
@@ -129,14 +140,25 @@ def find_group(
 
 
 async def find_group_async(
-    target: "AsyncTarget", name: str, *, with_results: bool = False, pipeline: Declarations | None = None
+    target: "AsyncTarget",
+    name: str,
+    *,
+    with_results: bool = False,
+    pipeline: Declarations | None = None,
 ) -> GroupReport | None:
-    """``find_group`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy; raises as it does."""
-    report: GroupReport | None = await _await(target, find_group, name, with_results=with_results, pipeline=pipeline)
+    """``find_group`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy.
+
+    Raises as it does.
+    """
+    report: GroupReport | None = await _await(
+        target, find_group, name, with_results=with_results, pipeline=pipeline
+    )
     return report
 
 
-async def _await(target: Any, function: Callable[..., Any], *arguments: object, **options: object) -> Any:
+async def _await(
+    target: Any, function: Callable[..., Any], *arguments: object, **options: object
+) -> Any:
     resolved = resolve_async(target, getattr(function, "__name__", ""))
     return await resolved.run_sync(function, *arguments, **options)
 

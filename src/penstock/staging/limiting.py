@@ -1,4 +1,7 @@
-"""Sets limits of a queue's tenants and keys in the application's transaction; the streamer copies them to Redis."""
+"""Sets limits of a queue's tenants and keys in the application's transaction.
+
+The streamer copies them to Redis.
+"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -30,7 +33,7 @@ SET_LIMITS = """
     ON CONFLICT (channel, kind, name) DO UPDATE
     SET limits = excluded.limits, set_at = clock_timestamp()
     RETURNING name
-"""
+"""  # noqa: E501  SQL
 """All values are sent as text, which every driver can."""
 
 
@@ -43,24 +46,32 @@ def limit(
     key: str | None = None,
     pipeline: Declarations | None = None,
 ) -> None:
-    """Limits a tenant or key of a queue, from a second after the commit, waiting jobs included; overrides the declaration.
+    """Limits a tenant or key of a queue, from a second after the commit, waiting jobs included.
+
+    Overrides the declaration.
 
     Args:
         target: As ``cancel``, and so is ``pipeline``.
-        limits: ``TenantLimits`` of a tenant, ``KeyLimits`` of a key; None restores the declared ones.
+        limits: ``TenantLimits`` of a tenant, ``KeyLimits`` of a key; None restores the declared
+            ones.
         of: The queue.
         tenant: The tenant; ``""`` stands for all without limits of their own.
         key: The key, likewise.
         pipeline: The pipeline.
 
     Raises:
-        InvalidMessage: Neither or both of tenant and key are named; the limits are of the other kind; or they limit a key over
-            all tenants, in a queue of several shards.
+        InvalidMessage: Neither or both of tenant and key are named; the limits are of the other
+            kind; or they limit a key over all tenants, in a queue of several shards.
         NotAttached: As ``stage``.
     """
     refuse_async(target, "limit")
     run_statement(
-        target, of, SET_LIMITS, limit_values(of.name, limits, tenant, key, parts=_parts(of)), pipeline, "limit"
+        target,
+        of,
+        SET_LIMITS,
+        limit_values(of.name, limits, tenant, key, parts=_parts(of)),
+        pipeline,
+        "limit",
     )
 
 
@@ -73,7 +84,10 @@ async def limit_async(
     key: str | None = None,
     pipeline: Declarations | None = None,
 ) -> None:
-    """``limit`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg; raises as it does."""
+    """``limit`` for an ``AsyncSession``, or an ``AsyncConnection`` of SQLAlchemy or psycopg.
+
+    Raises as it does.
+    """
     values = limit_values(of.name, limits, tenant, key, parts=_parts(of))
     await run_statement_async(target, of, SET_LIMITS, values, pipeline, "limit")
 
@@ -83,16 +97,35 @@ def _parts(queue: Queue) -> int:
 
 
 def limit_values(
-    queue: str, limits: TenantLimits | KeyLimits | None, tenant: str | None, key: str | None, *, parts: int
+    queue: str,
+    limits: TenantLimits | KeyLimits | None,
+    tenant: str | None,
+    key: str | None,
+    *,
+    parts: int,
 ) -> dict[str, Any]:
-    """Returns the values of ``SET_LIMITS``; a key's rate is divided by ``parts`` shards.  Raises ``InvalidMessage``."""
+    """Returns the values of ``SET_LIMITS``; a key's rate is divided by ``parts`` shards.
+
+    Raises ``InvalidMessage``.
+    """
     if (tenant is None) is (key is None):
         raise InvalidMessage("limit", "takes a tenant or a key, one of them")
-    kind, name, expected = ("tenant", tenant, TenantLimits) if key is None else ("key", key, KeyLimits)
+    kind, name, expected = (
+        ("tenant", tenant, TenantLimits) if key is None else ("key", key, KeyLimits)
+    )
     if limits is not None and not isinstance(limits, expected):
-        raise InvalidMessage("limits", f"is {type(limits).__name__}; a {kind} takes {expected.__name__}, or None")
+        raise InvalidMessage(
+            "limits", f"is {type(limits).__name__}; a {kind} takes {expected.__name__}, or None"
+        )
     if parts > 1 and isinstance(limits, KeyLimits) and not limits.is_paused:
-        problem = f"are over all tenants of {queue}, and of its {parts} shards each knows only its own"
+        problem = (
+            f"are over all tenants of {queue}, and of its {parts} shards each knows only its own"
+        )
         raise InvalidMessage("limits", f"{problem}: declare keys_within='tenant', or pause the key")
     encoded = None if limits is None else json.dumps(limits_as_json(limits))
-    return {"channel": queue, "kind": kind, "name": checked_text(kind, name, may_be_empty=True), "limits": encoded}
+    return {
+        "channel": queue,
+        "kind": kind,
+        "name": checked_text(kind, name, may_be_empty=True),
+        "limits": encoded,
+    }

@@ -1,4 +1,4 @@
-"""The calls of a log: an application declares a log, and stages its records, typed by their payload.
+"""The calls of a log: it stages its own records, typed by their payload.
 
 rides = Log("rides", payload=Fare)
 
@@ -22,22 +22,29 @@ class Log(LogChannel[Payload]):
 
     Attributes:
         name: Name of the channel, 1 to 63 characters of ``a-z 0-9 _ . -``.
-        shards: Number of shards: the key of a record decides its shard.  Changed by ``penstock channels reshard``.
-        keep: How long records stay after every consumer has passed them, for new consumers and for looking back.
+        shards: Number of shards: the key of a record decides its shard.  Changed by
+            ``penstock channels reshard``.
+        keep: How long records stay after every consumer has passed them, for new consumers and for
+            looking back.
         max_bytes: Largest payload that ``stage`` takes, in bytes of JSON; 64 MiB at the most.
-        entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each record into one of its own.
-            May change at any time; readers take both.
-        compression: ``zstd`` compresses packed entries; needs ``pip install 'penstock-outbox[zstd]'`` where they are written or
-            read.  May change at any time.
-        redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes, or as a text with its
-            unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the oldest entries leave Redis, whether they have been
-            read or not, and consumers read them from Postgres.  None sets no limit.  May change at any time.
-        source: Name of this application's database among several that share the log's name.  The channel is then called
-            ``rides@eu``, in Redis, in the journal, in commands and as the ``channel`` of a ``Record``.
-        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that its records' payloads are: type checkers then know it
-            at both ends, and what does not fit is refused where it is staged, if Pydantic is installed, but by triggers.
-        sources: For a service that reads the log from several sources, and stages nothing into it: their names.  Each
-            source's own database tells how many shards there are, and ``shards`` means nothing here.
+        entries: ``packed`` puts a batch of records into an entry of the stream, ``plain`` each
+            record into one of its own.  May change at any time; readers take both.
+        compression: ``zstd`` compresses packed entries; needs
+            ``pip install 'penstock-outbox[zstd]'`` where they are written or read.  May change at
+            any time.
+        redis_memory: Most memory that Redis may use for its streams, all shards together, in bytes,
+            or as a text with its unit: ``"64MB"``.  Each shard has an equal part.  Beyond it the
+            oldest entries leave Redis, whether they have been read or not, and consumers read them
+            from Postgres.  None sets no limit.  May change at any time.
+        source: Name of this application's database among several that share the log's name.  The
+            channel is then called ``rides@eu``, in Redis, in the journal, in commands and as the
+            ``channel`` of a ``Record``.
+        payload: A dataclass, TypedDict, msgspec Struct or Pydantic model that its records' payloads
+            are: type checkers then know it at both ends, and what does not fit is refused where it
+            is staged, if Pydantic is installed, but by triggers.
+        sources: For a service that reads the log from several sources, and stages nothing into it:
+            their names.  Each source's own database tells how many shards there are, and ``shards``
+            means nothing here.
     """
 
     def stage(  # noqa: PLR0913  a record has this many parts
@@ -51,7 +58,9 @@ class Log(LogChannel[Payload]):
         headers: dict[str, Any] | None = None,
         pipeline: Declarations | None = None,
     ) -> None:
-        """Stages a record of this log, typed by its ``payload``: see ``penstock.stage`` for targets and errors.
+        """Stages a record of this log, typed by its ``payload``.
+
+        See ``penstock.stage`` for targets and errors.
 
         Args:
             target: A session, or a connection in a transaction.
@@ -63,8 +72,10 @@ class Log(LogChannel[Payload]):
             pipeline: The pipeline, for a connection or a session to which it is not attached.
 
         Raises:
-            InvalidRecord: A field is invalid, or the payload is of another type; nothing was written.
-            NotAttached: No pipeline with this log is attached to the session, or none is given for the connection.
+            InvalidRecord: A field is invalid, or the payload is of another type; nothing was
+                written.
+            NotAttached: No pipeline with this log is attached to the session, or none is given for
+                the connection.
         """
         record = self._record(payload, key, action, object, headers)
         stage(target, to=self, pipeline=pipeline, **record)
@@ -88,7 +99,9 @@ class Log(LogChannel[Payload]):
         record = self._record(payload, key, action, object, headers)
         await stage_async(target, to=self, pipeline=pipeline, **record)
 
-    def _record(self, payload: Any, key: Any, action: str | None, object_: str | None, headers: Any) -> dict[str, Any]:
+    def _record(
+        self, payload: Any, key: Any, action: str | None, object_: str | None, headers: Any
+    ) -> dict[str, Any]:
         return {
             "key": key,
             "action": action or getattr(self.payload, "__name__", "insert"),

@@ -1,9 +1,11 @@
-"""Rows for queues: the tenant takes the place of the key, and what else a queue has to know stands in the headers.
+"""Rows for queues: the tenant takes the place of the key, the headers hold the options.
 
     key                 the tenant: it decides the shard
-    headers.penstock    key, delay_ms, due, deadline (milliseconds since 1970), unique, priority; each only if it was given
+    headers.penstock    key, delay_ms, due, deadline (milliseconds since 1970), unique, priority;
+                        each only if it was given
 
-A message's times are compared by Redis' clock; ``delay_ms`` counts from ``created_at``, which Postgres sets.
+A message's times are compared by Redis' clock; ``delay_ms`` counts from ``created_at``, which
+Postgres sets.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +41,8 @@ class MessageOptions(TypedDict, total=False):
     """Arguments of ``stage`` for a queue, besides the parts of every record.
 
     due       the moment from which it may be handed over
-    delay     time from staging until it may be, instead of ``due``: seconds, a ``timedelta``, or a text such as ``"10m"``
+    delay     time from staging until it may be, instead of ``due``: seconds, a ``timedelta``, or a
+              text such as ``"10m"``
     deadline  the moment from which it is dead-lettered instead of handed over
     unique    a name that no other message may have at the same time
     priority  within the tenant: ``high``, ``normal`` or ``low``
@@ -71,10 +74,14 @@ def make_message(  # noqa: PLR0913  a row has this many columns
             f"is unknown; a message takes {', '.join(sorted(MessageOptions.__optional_keys__))}",
         )
     if options.get("tenant") is None:
-        raise InvalidRecord(f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is")
+        raise InvalidRecord(
+            f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is"
+        )
     tenant = _checked(options["tenant"], "tenant", field)
     header = _make_own(options, None if key is None else _checked(key, "key", field), field)
-    return make_row(channel, tenant, action, object, data, _add(headers, header, field), field, typed)
+    return make_row(
+        channel, tenant, action, object, data, _add(headers, header, field), field, typed
+    )
 
 
 def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH, model: Any = None) -> Row:
@@ -82,12 +89,16 @@ def make_scheduled(spec: ScheduleSpec, slot: datetime = _EPOCH, model: Any = Non
     options: dict[str, Any] = {
         "tenant": spec.name if spec.tenant is None else spec.tenant,
         "unique": spec.unique,
-        "deadline": None if spec.deadline is None else slot + timedelta(seconds=parse_duration(spec.deadline)),
+        "deadline": None
+        if spec.deadline is None
+        else slot + timedelta(seconds=parse_duration(spec.deadline)),
         "priority": spec.priority,
     }
     headers = {"slot": slot.isoformat()}
     data, typed = as_plain(spec.data, "data"), model and TypedPayload(model, spec.data)
-    return make_message(spec.queue, SCHEDULED, spec.name, data, headers, options, key=spec.key, typed=typed)
+    return make_message(
+        spec.queue, SCHEDULED, spec.name, data, headers, options, key=spec.key, typed=typed
+    )
 
 
 def check_scheduled(spec: ScheduleSpec, model: Any) -> None:
@@ -101,13 +112,17 @@ def check_scheduled(spec: ScheduleSpec, model: Any) -> None:
 def refuse_options(channel: Channel, options: Iterable[str], field: str = "") -> None:
     """Refuses options that only queues take."""
     for name in options:
-        raise InvalidRecord(f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}")
+        raise InvalidRecord(
+            f"{field}{name}", f"is for queues, and channel {channel.name} is a {channel.kind}"
+        )
 
 
 def refuse_reserved(headers: object, field: str = "") -> None:
     """Refuses headers that contain Penstock's reserved one."""
     if isinstance(headers, dict) and RESERVED in headers:
-        raise InvalidRecord(f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name")
+        raise InvalidRecord(
+            f"{field}headers.{RESERVED}", "is Penstock's own; give the header another name"
+        )
 
 
 def _checked(value: object, name: str, field: str) -> str:
@@ -135,11 +150,17 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
         header["delay_ms"] = round(delay_s * 1000)
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
-            header[name] = max(1, (moment - _EPOCH) // timedelta(milliseconds=1))  # before 1970 it has passed as well
+            header[name] = max(
+                1, (moment - _EPOCH) // timedelta(milliseconds=1)
+            )  # before 1970 it has passed as well
     if priority != "normal":
         header["priority"] = priority
     if unique is not None:
-        header["unique"] = {"name": unique.name, "until": unique.held_until, "for_s": unique.window_s}
+        header["unique"] = {
+            "name": unique.name,
+            "until": unique.held_until,
+            "for_s": unique.window_s,
+        }
         if unique.within != "queue":
             header["unique"]["within"] = unique.within
     return header

@@ -1,21 +1,26 @@
 """The input check: which values a record may hold, and how they are encoded as JSON.
 
-A value that Postgres, Redis or a consumer could not handle is refused where the record is made, with the path of the
-field; an accepted value reads back equal.  Types that JSON lacks are encoded as text:
+A value that Postgres, Redis or a consumer could not handle is refused where the record is made,
+with the path of the field; an accepted value reads back equal.  Types that JSON lacks are encoded
+as text:
 
     Decimal             "12.50"                                 never in scientific notation
     UUID                "0190163d-8694-739b-aea5-966c26f8ad91"
-    datetime            "2026-11-20T09:30:00.000000+00:00"      aware: in UTC; naive: without an offset
+    datetime            "2026-11-20T09:30:00.000000+00:00"      aware: in UTC; naive: without an
+                        offset
     date, time          "2026-11-20", "09:30:00.000000"
-    timedelta           "P1DT2H30M"                             ISO 8601, as Postgres' ``intervalstyle = iso_8601``
+    timedelta           "P1DT2H30M"                             ISO 8601, as Postgres'
+                        ``intervalstyle = iso_8601``
     Enum                its value
-    address, network    "10.0.0.1", "10.0.0.0/24"               of ``ipaddress``, as Postgres writes inet and cidr
+    address, network    "10.0.0.1", "10.0.0.0/24"               of ``ipaddress``, as Postgres writes
+                        inet and cidr
     Range               "[1,5)"                                 SQLAlchemy's, as Postgres writes it
     tuple               a list
 
-Triggers use the same encoding (``triggers.py``).  Numbers become Postgres' ``numeric``: an int is exact; a float reads
-back as an equal float, except that one of 1e16 or more reads back as an int of its shortest digits: 1e23 as 10**23, which
-is another number than the float, and whose float it is.  An error names the field and the type, never the value.
+Triggers use the same encoding (``triggers.py``).  Numbers become Postgres' ``numeric``: an int is
+exact; a float reads back as an equal float, except that one of 1e16 or more reads back as an int of
+its shortest digits: 1e23 as 10**23, which is another number than the float, and whose float it is.
+An error names the field and the type, never the value.
 """
 
 import json
@@ -26,7 +31,14 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from math import isfinite
 from operator import attrgetter
 from typing import Any
@@ -50,7 +62,9 @@ _NUMERIC_DIGITS = 131_072
 _NUMERIC_SCALE = 16_383
 _SHOWN_CHARACTERS = 40
 _ADDRESSES = (IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, IPv4Network, IPv6Network)
-_SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta})
+_SCALARS = frozenset(
+    {str, int, float, bool, type(None), Decimal, UUID, datetime, date, time, timedelta}
+)
 CONVERTED = (str, int, float, Decimal, UUID, date, time, timedelta, Enum)
 """Types of values that are written as JSON by themselves, without a model that says how."""
 
@@ -85,7 +99,10 @@ _SERIALIZER = "__pydantic_serializer__"
 
 
 def as_plain(value: object, field: str) -> object:
-    """Converts a dataclass, msgspec Struct or Pydantic model to a dict; returns other values unchanged."""
+    """Converts a dataclass, msgspec Struct or Pydantic model to a dict.
+
+    Returns other values unchanged.
+    """
     try:
         if hasattr(type(value), _SERIALIZER):
             return getattr(type(value), _SERIALIZER).to_python(value, mode="json", by_alias=True)
@@ -104,7 +121,10 @@ def as_plain(value: object, field: str) -> object:
 
 
 def _find_unwritable(value: object, path: str) -> tuple[str, object]:
-    """Finds the field that keeps a dataclass, Struct or model from being written; the whole if none does."""
+    """Finds the field that keeps a dataclass, Struct or model from being written.
+
+    The whole if none does.
+    """
     is_model = hasattr(type(value), _SERIALIZER)
     for name, member in (get_members(value) or {}).items():
         try:
@@ -118,7 +138,7 @@ def _find_unwritable(value: object, path: str) -> tuple[str, object]:
 
 
 def get_members(value: Any) -> Mapping[Any, Any] | None:
-    """Returns the members of a value by name or index, without the excluded fields of a Pydantic model; None for a scalar."""
+    """Returns the members of a value by name or index, without excluded ones; None for a scalar."""
     kind = type(value)
     if isinstance(value, dict):
         return value
@@ -133,7 +153,10 @@ def get_members(value: Any) -> Mapping[Any, Any] | None:
 
 
 def key_text(value: object, field: str = "key") -> str:
-    """Returns the key of a record as text; that of a tuple is a JSON array, as ``jsonb`` writes it: ``[7, "north"]``."""
+    """Returns the key of a record as text.
+
+    That of a tuple is a JSON array, as ``jsonb`` writes it: ``[7, "north"]``.
+    """
     if isinstance(value, _ADDRESSES):
         return _encode_address(value)
     if isinstance(value, tuple) and value:
@@ -146,14 +169,18 @@ def key_text(value: object, field: str = "key") -> str:
     if isinstance(value, str):
         return _check_length(value, field, MAX_KEY_CHARACTERS)
     raise InvalidRecord(
-        field, f"is of type {type(value).__name__}; a key is a str, an int, a UUID or a tuple of them, and never None"
+        field,
+        f"is of type {type(value).__name__}; a key is a str, an int, a UUID or a tuple of them, "
+        "and never None",
     )
 
 
 def _make_key_part(value: object, field: str) -> str:
     """Encodes a part of a composite key, which unlike a whole key may be empty text."""
     if isinstance(value, tuple):
-        raise InvalidRecord(field, "is a tuple inside a tuple; a part of a key is a str, int or UUID")
+        raise InvalidRecord(
+            field, "is a tuple inside a tuple; a part of a key is a str, int or UUID"
+        )
     if isinstance(value, str):
         _check_text(value, field)
         return _encode(str.__str__(value))
@@ -186,12 +213,13 @@ def _encode_fast(value: object) -> str | None:
         text.encode()  # fails on a lone surrogate
     except (_NotJsonError, ValueError, OverflowError, RecursionError):
         return None
-    # It may be a false alarm: the payload may contain these six characters themselves, which _check accepts.
+    # It may be a false alarm: the payload may contain these six characters themselves, which _check
+    # accepts.
     return None if "\\u0000" in text else text
 
 
 def _is_plain(value: object, depth: int) -> bool:
-    """Returns whether every key is text and the nesting at most ``depth``, which rules out cycles."""
+    """Returns whether all keys are text and the nesting is at most ``depth``: no cycles."""
     if isinstance(value, dict):
         for key in value:
             if type(key) is not str and not isinstance(key, str):
@@ -239,7 +267,11 @@ def _encode_decimal(value: Decimal) -> str:
     if not value.is_finite():
         raise _NotJsonError
     exponent = value.as_tuple().exponent
-    if not isinstance(exponent, int) or -exponent > _NUMERIC_SCALE or value.adjusted() >= _NUMERIC_DIGITS:
+    if (
+        not isinstance(exponent, int)
+        or -exponent > _NUMERIC_SCALE
+        or value.adjusted() >= _NUMERIC_DIGITS
+    ):
         raise _NotJsonError
     return format(value, "f")
 
@@ -251,7 +283,10 @@ def _encode_datetime(value: datetime) -> str:
 
 
 def _encode_duration(value: timedelta) -> str:
-    """Encodes as ISO 8601, as Postgres does with ``intervalstyle = iso_8601``: each part has its own sign."""
+    """Encodes as ISO 8601, as Postgres does with ``intervalstyle = iso_8601``.
+
+    Each part has its own sign.
+    """
     minutes, seconds = divmod(value.seconds, 60)
     hours, minutes = divmod(minutes, 60)
     fraction = f".{value.microseconds:06d}".rstrip("0") if value.microseconds else ""
@@ -264,7 +299,11 @@ def _encode_duration(value: timedelta) -> str:
 
 def _encode_address(value: Any) -> str:
     mapped = value.version == 6 and not isinstance(value, IPv6Network) and value.ipv4_mapped  # noqa: PLR2004  IPv6
-    return f"::ffff:{mapped}{str(value).partition('/')[1]}{str(value).partition('/')[2]}" if mapped else str(value)
+    return (
+        f"::ffff:{mapped}{str(value).partition('/')[1]}{str(value).partition('/')[2]}"
+        if mapped
+        else str(value)
+    )
 
 
 def _encode_range(value: Range[Any]) -> str:
@@ -328,7 +367,10 @@ def _check_members(value: Any, path: str, parents: list[int]) -> None:
     if isinstance(value, dict):
         for key, member in value.items():
             if not isinstance(key, str):
-                raise InvalidRecord(path, f"has a key of type {type(key).__name__}; keys are str: convert it by str()")
+                raise InvalidRecord(
+                    path,
+                    f"has a key of type {type(key).__name__}; keys are str: convert it by str()",
+                )
             inner = make_path(path, key)
             _check_text(key, f"{inner} (the name itself)")
             _check(member, inner, parents)
@@ -348,7 +390,10 @@ def _check_scalar(value: object, path: str) -> None:
 
 
 def _find_fault(value: object) -> str | None:
-    """Describes the fault of a value that is neither text nor a whole number, without quoting it; None if it has none."""
+    """Describes the fault of a value that is neither text nor a whole number, without quoting it.
+
+    None if it has none.
+    """
     if isinstance(value, float):
         return (
             None
@@ -365,7 +410,8 @@ def _find_fault(value: object) -> str | None:
         if not value.is_finite():
             return "is a Decimal NaN or infinity: give None, or a word of your own"
         return (
-            f"is a Decimal beyond Postgres' numeric ({_NUMERIC_DIGITS} digits before the point, {_NUMERIC_SCALE} after)"
+            f"is a Decimal beyond Postgres' numeric ({_NUMERIC_DIGITS} digits before the "
+            f"point, {_NUMERIC_SCALE} after)"
         )
     return None
 
@@ -386,7 +432,9 @@ def _make_hint(value: object) -> str:
 def _check_int(value: int, path: str) -> int:
     if not -_INT_LIMIT < value < _INT_LIMIT:
         raise InvalidRecord(
-            path, f"is an int of more than {MAX_INT_DIGITS} digits, which JSON readers refuse: give it as text"
+            path,
+            f"is an int of more than {MAX_INT_DIGITS} digits, which JSON readers refuse: give it "
+            "as text",
         )
     return value
 
@@ -400,15 +448,22 @@ def _check_length(value: str, field: str, limit: int) -> str:
 
 def _check_text(value: str, path: str) -> None:
     if "\x00" in value:
-        raise InvalidRecord(path, "contains a NUL character: remove it, because no Postgres could store the record")
+        raise InvalidRecord(
+            path, "contains a NUL character: remove it, because no Postgres could store the record"
+        )
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidRecord(
-            path, "contains half of a surrogate pair, which is not valid text: decode it with errors='replace'"
+            path,
+            "contains half of a surrogate pair, which is not valid text: decode it with "
+            "errors='replace'",
         )
 
 
 def make_path(path: str, key: str) -> str:
-    """Returns the path of a member: ``data.price``; in brackets if the name is not an identifier."""
+    """Returns the path of a member: ``data.price``.
+
+    In brackets if the name is not an identifier.
+    """
     if key.isascii() and key.isidentifier() and len(key) <= _SHOWN_CHARACTERS:
         return f"{path}.{key}"
     excerpt = key[:_SHOWN_CHARACTERS] + ("…" if len(key) > _SHOWN_CHARACTERS else "")

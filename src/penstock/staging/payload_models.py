@@ -1,9 +1,12 @@
-"""Payloads of a declared model: a value that a consumer would not get back equal is refused when it is staged.
+"""Payloads of a declared model.
 
-A payload is written as JSON, and its consumer makes it an instance of the model again.  The same is done here: JSON that the model does
-not take would be dead-lettered, and a value that comes back as another one would reach the handler: a secret as stars, the fields of a
-subclass lost.  A value of another type than its field's is taken if its JSON is that of what comes back: ``"red"`` for ``Color.RED``, a
-datetime for a field that takes anything, which comes back as text.
+A value that a consumer would not get back equal is refused when it is staged.
+
+A payload is written as JSON, and its consumer makes it an instance of the model again.  The same is
+done here: JSON that the model does not take would be dead-lettered, and a value that comes back as
+another one would reach the handler: a secret as stars, the fields of a subclass lost.  A value of
+another type than its field's is taken if its JSON is that of what comes back: ``"red"`` for
+``Color.RED``, a datetime for a field that takes anything, which comes back as text.
 """
 
 import sys
@@ -26,7 +29,9 @@ def checked_model(value: object, model: Any) -> object:
     """Returns the value if it is an instance of the model, or if there is no model."""
     if not _is_instance(value, model):
         raise InvalidRecord(
-            "payload", f"is of type {type(value).__name__}; {model.__name__} is declared: payload={model.__name__}"
+            "payload",
+            f"is of type {type(value).__name__}; {model.__name__} is declared: "
+            f"payload={model.__name__}",
         )
     return value
 
@@ -44,30 +49,37 @@ class TypedPayload:
     given: object = _MISSING
 
     def check(self, text: str, field: str) -> None:
-        """Checks the JSON as consumers will; compares what comes back with the payload if that is an instance of the model.
+        """Checks the JSON as consumers will.
 
-        Raises ``InvalidRecord``.
+        Compares what comes back with the payload if that is an instance of the model.  Raises
+        ``InvalidRecord``.
         """
         if (decode := _find_decoder(self.model)) is None:
             return
         try:
             decoded = decode(text)
         except InvalidPayload as error:
-            raise InvalidRecord(f"{field}data", f"does not fit {self.model.__name__}: {error}") from None
+            raise InvalidRecord(
+                f"{field}data", f"does not fit {self.model.__name__}: {error}"
+            ) from None
         if not _is_instance(self.given, self.model) or _is_equal(self.given, decoded):
             return
         if (fault := _find_difference(self.given, decoded, f"{field}data")) is not None:
             path, value = fault
             raise InvalidRecord(
                 path,
-                f"is of type {type(value).__name__}, and its JSON does not come back as it was given, as a part of "
-                f"{self.model.__name__}: give it a type that JSON keeps, or a serializer that its validator reads",
+                f"is of type {type(value).__name__}, and its JSON does not come back as it was "
+                f"given, as a part of {self.model.__name__}: give it a type that JSON keeps, or a "
+                "serializer that its validator reads",
             )
 
 
 @cache
 def _find_decoder(model: Any) -> Decode | None:
-    """Returns the decoder of a model; None without Pydantic, which an application that only stages may lack."""
+    """Returns the decoder of a model.
+
+    None without Pydantic, which an application that only stages may lack.
+    """
     try:
         return make_model_decoder(model, "staging")
     except ImportError:
@@ -101,7 +113,11 @@ def _find_difference(original: Any, decoded: Any, path: str) -> tuple[str, objec
 
 
 def _is_related(original: type, decoded: type) -> bool:
-    return issubclass(original, decoded) or issubclass(decoded, original) or {original, decoded} == {list, tuple}
+    return (
+        issubclass(original, decoded)
+        or issubclass(decoded, original)
+        or {original, decoded} == {list, tuple}
+    )
 
 
 def _is_same(original: Any, decoded: Any) -> bool:

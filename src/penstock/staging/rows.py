@@ -1,14 +1,15 @@
 """Rows of ``staged_records``: checked one by one, inserted in one statement.
 
-The statement has one parameter, a JSON text of all rows.  It is the same for one row and for a thousand, so it is
-compiled once and prepared once.  The payload is encoded by ``payload`` and inserted unchanged; the application's
-``json_serializer`` is not used.  Nothing but the ids of jobs is read back: for logs, the INSERT privilege is
-enough.
+The statement has one parameter, a JSON text of all rows.  It is the same for one row and for a
+thousand, so it is compiled once and prepared once.  The payload is encoded by ``payload`` and
+inserted unchanged; the application's ``json_serializer`` is not used.  Nothing but the ids of jobs
+is read back: for logs, the INSERT privilege is enough.
 
-The channel's registration is first compared with its declaration: an application with 8 shards beside workers with 4 would
-stage into shards that nobody reads.  Checked on the staging connection, at most once a minute per channel;
-every five seconds until the channel is registered, because workers may be deployed after the application.
-A function of the schema answers, so that a role with INSERT alone can ask.  A role that may not call it skips the check.
+The channel's registration is first compared with its declaration: an application with 8 shards
+beside workers with 4 would stage into shards that nobody reads.  Checked on the staging connection,
+at most once a minute per channel; every five seconds until the channel is registered, because
+workers may be deployed after the application.  A function of the schema answers, so that a role
+with INSERT alone can ask.  A role that may not call it skips the check.
 """
 
 import json
@@ -26,7 +27,13 @@ from penstock.database.registration import Registration, check_declared
 from penstock.database.statements import int_array, quote
 from penstock.declaring.kinds import Channel
 from penstock.errors import StagingError
-from penstock.staging.payload import MAX_HEADERS_BYTES, headers_text, json_text, key_text, label_text
+from penstock.staging.payload import (
+    MAX_HEADERS_BYTES,
+    headers_text,
+    json_text,
+    key_text,
+    label_text,
+)
 from penstock.staging.payload_models import TypedPayload
 from penstock.staging.trace_headers import with_trace
 
@@ -93,8 +100,13 @@ def _check_channels(
             checked_until[schema, channel] = now + holds_s
 
 
-def _ask(schema: str, channel: Channel, form: str) -> Generator[Question, Rows, Registration | None]:
-    """Asks for the registration of a channel; returns None if there is none, or the role may not ask."""
+def _ask(
+    schema: str, channel: Channel, form: str
+) -> Generator[Question, Rows, Registration | None]:
+    """Asks for the registration of a channel.
+
+    Returns None if there is none, or the role may not ask.
+    """
     may_ask = yield _MAY_ASK.format(schema=form.format("schema")), {"schema": schema}
     if not may_ask or not may_ask[0][0]:
         return None
@@ -142,18 +154,20 @@ _TRANSACTION_CLASSES = ("08", "25", "40", "53", "55", "57")
 """SQLSTATE classes of transaction and server errors, which applications already handle."""
 
 AUTOCOMMIT = (
-    "the connection is in AUTOCOMMIT: the change and its record would be committed separately, and one of them "
-    "could be lost"
+    "the connection is in AUTOCOMMIT: the change and its record would be committed separately, "
+    "and one of them could be lost"
 )
 
 _POOLED = (
-    'a pooler is between, and the driver prepares statements: with psycopg, connect_args={"prepare_threshold": None}'
+    "a pooler is between, and the driver prepares statements: with psycopg, "
+    'connect_args={"prepare_threshold": None}'
 )
 
 _HINTS = {
     "26000": _POOLED,
     "42P05": _POOLED,
-    "23505": "a group of this name is known, until its queue's keep has passed since its end: give this one another name",
+    "23505": "a group of this name is known, until its queue's keep has passed since its end: "
+    "give this one another name",
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
     "42501": "the role is no producer: GRANT penstock_producer TO it, see penstock init --roles",
@@ -170,7 +184,10 @@ def make_row(  # noqa: PLR0913, PLR0917  a row has this many columns
     field: str = "",
     typed: TypedPayload | None = None,
 ) -> Row:
-    """Checks the fields of a record and returns them as a row; ``typed`` is the payload's model, if any."""
+    """Checks the fields of a record and returns them as a row.
+
+    ``typed`` is the payload's model, if any.
+    """
     checked_key = key_text(key, f"{field}key")
     checked = [
         _make_label(channel.name, "channel"),
@@ -222,7 +239,9 @@ def insert_steps(insert: Insert, checked_until: Known, form: str = ":{}") -> Ste
 def insert_rows(connection: Connection, insert: Insert) -> list[int]:
     """Inserts the rows; returns their ids if ``wants_ids``."""
     if _is_autocommit(connection):
-        raise StagingError(f"{AUTOCOMMIT}; use a connection or an engine with another isolation level")
+        raise StagingError(
+            f"{AUTOCOMMIT}; use a connection or an engine with another isolation level"
+        )
 
     def execute(sql: str, values: dict[str, Any]) -> Rows:
         result = connection.execute(_make_statement(sql), values)
@@ -241,12 +260,17 @@ def insert_rows(connection: Connection, insert: Insert) -> list[int]:
 
 
 def make_refusal(error: BaseException | None) -> StagingError | None:
-    """Makes the error for an insert that Postgres refused; None if the transaction or the connection failed."""
+    """Makes the error for an insert that Postgres refused.
+
+    None if the transaction or the connection failed.
+    """
     state = get_sqlstate(error)
     if not state or state.startswith(_TRANSACTION_CLASSES):
         return None
     hint = _HINTS.get(state, "see the server's log")
-    return StagingError(f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}")
+    return StagingError(
+        f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}"
+    )
 
 
 _make_statement = cache(text)
@@ -254,20 +278,31 @@ _make_statement = cache(text)
 
 @cache
 def insert_sql(schema: str, rows: str, *, returning: bool = False) -> str:
-    """Makes the INSERT.  ``jsonb`` keeps numbers exact; ``WITH ORDINALITY`` draws the ids in the rows' order."""
+    """Makes the INSERT.  ``jsonb`` keeps numbers exact.
+
+    ``WITH ORDINALITY`` draws the ids in the rows' order.
+    """
     return f"""
         INSERT INTO {quote(schema)}.staged_records (channel, shard, key, action, object, data, headers)
         SELECT r.v ->> 0, CAST(r.v ->> 1 AS integer), r.v ->> 2, r.v ->> 3, r.v ->> 4, r.v -> 5, r.v -> 6
         FROM jsonb_array_elements(CAST({rows} AS jsonb)) WITH ORDINALITY AS r (v, n)
         ORDER BY r.n
         {"RETURNING id" if returning else ""}
-    """
+    """  # noqa: E501  SQL
 
 
 def _group_sql(schema: str, form: str) -> str:
     """Makes the INSERT of a group; sends all values as text, which every driver can."""
-    types = {"name": "text", "channel": "text", "members": "bigint[]", "waits_for": "bigint", "following": "jsonb"}
-    values = ", ".join(f"CAST(CAST({form.format(name)} AS text) AS {kind})" for name, kind in types.items())
+    types = {
+        "name": "text",
+        "channel": "text",
+        "members": "bigint[]",
+        "waits_for": "bigint",
+        "following": "jsonb",
+    }
+    values = ", ".join(
+        f"CAST(CAST({form.format(name)} AS text) AS {kind})" for name, kind in types.items()
+    )
     return f"INSERT INTO {quote(schema)}.job_groups ({', '.join(types)}) VALUES ({values})"
 
 

@@ -1,11 +1,12 @@
-"""Checks a staging rule: refuses mistakes when it is declared, and warns once of changes that its hooks do not see.
+"""Checks a staging rule: refuses mistakes, and warns once of changes that its hooks do not see.
 
     an unattached session      flushes an object of a class with a rule: nothing is staged
     a foreign key              lets Postgres itself delete or update rows of the class
     an association table       holds a many-to-many relationship of the class, outside its own table
 
-The last two are seen when a rule is declared, or as soon as all classes are mapped.  They are warnings, because an
-application may not need the records.  ``warnings.filterwarnings`` silences them, or makes them errors in tests.
+The last two are seen when a rule is declared, or as soon as all classes are mapped.  They are
+warnings, because an application may not need the records.  ``warnings.filterwarnings`` silences
+them, or makes them errors in tests.
 
 Nothing here configures the mappers: classes that they refer to may still be undefined.
 """
@@ -47,9 +48,10 @@ def watch_rule(rule: StagingRule, pipeline: Declarations) -> None:
         _pipelines.add(pipeline)
         for foreign_key, clause in _find_cascades(rule):
             _warn(
-                f"{rule.model.__name__}.{foreign_key.parent.key} is declared with {clause}: Postgres then changes rows of "
-                f"{rule.model.__name__} by itself, and nothing is staged for them. Let the session do it "
-                f'(relationship(cascade="all, delete-orphan") without passive_deletes), or declare the rule with '
+                f"{rule.model.__name__}.{foreign_key.parent.key} is declared with {clause}: "
+                f"Postgres then changes rows of {rule.model.__name__} by itself, and nothing is "
+                'staged for them. Let the session do it (relationship(cascade="all, '
+                'delete-orphan") without passive_deletes), or declare the rule with '
                 'capture="trigger"'
             )
     _unconfigured.append((rule, pipeline))
@@ -57,24 +59,31 @@ def watch_rule(rule: StagingRule, pipeline: Declarations) -> None:
 
 
 def warn_if_unattached(session: Session, mapper: Mapper[Any]) -> None:
-    """Warns if a session writes an object of a class with rules, and none of their pipelines is attached to it."""
+    """Warns if a session writes an object of a class with rules, without their pipelines."""
     if mapper.class_ in _warned.get(type(session), ()):
         return
     attached = [attachment.pipeline for attachment in find_attachments(session)]
     for pipeline in list(_pipelines):
-        has_rule = any(rule.capture == "orm" and issubclass(mapper.class_, rule.model) for rule in pipeline.rules)
+        has_rule = any(
+            rule.capture == "orm" and issubclass(mapper.class_, rule.model)
+            for rule in pipeline.rules
+        )
         if has_rule and not any(pipeline is other for other in attached):
             _warn(
-                f"a session writes {mapper.class_.__name__}, for which a staging rule is declared, and the pipeline is "
-                "not attached to the session: nothing is staged. Attach it where sessions are created: "
-                "pipeline.attach(…) takes a sessionmaker, the Session class or one session"
+                f"a session writes {mapper.class_.__name__}, for which a staging rule is "
+                "declared, and the pipeline is not attached to the session: nothing is staged. "
+                "Attach it where sessions are created: pipeline.attach(…) takes a sessionmaker, "
+                "the Session class or one session"
             )
             _warned.setdefault(type(session), WeakSet()).add(mapper.class_)
             return
 
 
 def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
-    """Finds foreign keys by which Postgres changes rows of the class; not those that join tables of one class."""
+    """Finds foreign keys by which Postgres changes rows of the class.
+
+    Not those that join tables of one class.
+    """
     mapper: Mapper[Any] = class_mapper(rule.model, configure=False)
     table_names = {getattr(table, "fullname", None) for table in mapper.tables}
     for table in mapper.tables:
@@ -83,7 +92,10 @@ def _find_cascades(rule: StagingRule) -> Iterator[tuple[ForeignKey, str]]:
             target = foreign_key.target_fullname.rpartition(".")[0]
             if column.primary_key and target in table_names:
                 continue
-            for action, statement in ((foreign_key.ondelete, "DELETE"), (foreign_key.onupdate, "UPDATE")):
+            for action, statement in (
+                (foreign_key.ondelete, "DELETE"),
+                (foreign_key.onupdate, "UPDATE"),
+            ):
                 effect = (action or "").upper()
                 change = "delete" if (effect, statement) == ("CASCADE", "DELETE") else "update"
                 if effect in {"CASCADE", "SET NULL", "SET DEFAULT"} and change in rule.on:
@@ -110,9 +122,10 @@ def _warn_of_associations(rule: StagingRule, pipeline: Declarations) -> None:
         table: Any = relationship.secondary
         if table is not None and not relationship.viewonly and table not in staged:
             _warn(
-                f"{rule.model.__name__}.{relationship.key} is kept in table {table}: adding to it or removing from it "
-                f"changes no row of {rule.model.__name__}, and nothing is staged. Map {table} to a class and declare a rule "
-                "for that, or stage() these changes"
+                f"{rule.model.__name__}.{relationship.key} is kept in table {table}: adding to it "
+                f"or removing from it changes no row of {rule.model.__name__}, and nothing is "
+                f"staged. Map {table} to a class and declare a rule for that, or stage() these "
+                "changes"
             )
 
 
@@ -130,10 +143,14 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
     refuse_sources(rule.channel, subject, "a source alone stages into it: Log(…, source=…)")
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.
     if not hasattr(rule.model, "__mapper__"):
-        raise DeclarationError(f"{subject}: the class is not mapped; map it before declaring the rule")
+        raise DeclarationError(
+            f"{subject}: the class is not mapped; map it before declaring the rule"
+        )
     names = () if rule.data is None or callable(rule.data) else tuple(rule.data)
     for name in (*names, *get_names(rule.key), *get_names(rule.tenant)):
-        if getattr_static(rule.model, name, None) is None:  # a hybrid may have no value on the class
+        if (
+            getattr_static(rule.model, name, None) is None
+        ):  # a hybrid may have no value on the class
             raise DeclarationError(f"{subject}: {rule.model.__name__} has no attribute {name!r}")
     _check_key(rule, subject)
     _check_headers(rule, subject)
@@ -148,8 +165,8 @@ def _check_key(rule: StagingRule, subject: str) -> None:
         if is_secret(columns.get(name)):
             part = "key" if name in get_names(rule.key) else "tenant"
             raise DeclarationError(
-                f"{subject}: its {part} {name} is marked secret, and {part}s are shown in logs and by commands; "
-                "take another column"
+                f"{subject}: its {part} {name} is marked secret, and {part}s are shown in logs "
+                "and by commands; take another column"
             )
 
 
@@ -164,13 +181,14 @@ def _check_headers(rule: StagingRule, subject: str) -> None:
 
 
 def _check_trigger(rule: StagingRule, pipeline: Declarations) -> None:
-    """Refuses a rule that a trigger cannot capture, or whose trigger would take the place of another rule's."""
+    """Refuses a rule that no trigger can capture, or whose trigger would replace another's."""
     check_columns(rule)
     name = make_name(rule)
     for other in pipeline.rules:
         if other.capture == "trigger" and make_name(other) == name:
             raise make_error(
                 rule,
-                f"another rule stages {object_name(rule)} to channel {rule.channel.name} by trigger already; "
-                "declare one rule for both, or give this one an object=… of its own",
+                f"another rule stages {object_name(rule)} to channel {rule.channel.name} by "
+                "trigger already; declare one rule for both, or give this one an object=… of its "
+                "own",
             )

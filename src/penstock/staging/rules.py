@@ -1,11 +1,13 @@
-"""Which rules apply to a session, what they mean for a mapped class, and the row that a change becomes.
+"""The rules of a session, their meaning for a mapped class, and the rows of changes.
 
-A rule is declared for a class and applies to its mapped subclasses.  A ``MappedRule`` is one rule applied to one mapper: the
-attributes it reads, so that they can be loaded together, and how an object becomes a row.
+A rule is declared for a class and applies to its mapped subclasses.  A ``MappedRule`` is one rule
+applied to one mapper: the attributes it reads, so that they can be loaded together, and how an
+object becomes a row.
 
-A pipeline is attached to a class of sessions or to one session.  ``sessionmaker`` and its relatives create sessions of
-a class of their own; attaching to one of them attaches to that class.  Those that would create sessions of a class that
-others use as well are given a subclass of it.  A session counts each pipeline once, however many times it was attached.
+A pipeline is attached to a class of sessions or to one session.  ``sessionmaker`` and its relatives
+create sessions of a class of their own; attaching to one of them attaches to that class.  Those
+that would create sessions of a class that others use as well are given a subclass of it.  A session
+counts each pipeline once, however many times it was attached.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,14 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Column, Connection, PrimaryKeyConstraint, Table, UniqueConstraint
-from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipDirection, Session, class_mapper, sessionmaker
+from sqlalchemy.orm import (
+    ColumnProperty,
+    Mapper,
+    RelationshipDirection,
+    Session,
+    class_mapper,
+    sessionmaker,
+)
 
 from penstock.declaring.declarations import CHANGES, Change, Named, StagingRule
 from penstock.declaring.kinds import Channel, Queue
@@ -70,7 +79,9 @@ class MappedRule:
 
     rule: StagingRule
     object_name: str  # the object's name in the records
-    names: tuple[str, ...] | None  # attributes that make up the payload; None if a function builds it
+    names: (
+        tuple[str, ...] | None
+    )  # attributes that make up the payload; None if a function builds it
     reads: frozenset[str]  # column attributes that the rule may read
     deferred: frozenset[str]  # those it may read if the object has loaded them
     is_computed: bool  # functions or properties read the object
@@ -87,13 +98,22 @@ class MappedRule:
         """Returns whether an update may change the object's key, and the rule must follow it."""
         key = set(get_names(self.rule.key))
         names = key if self.has_unique_key else key.union(self.identity)
-        is_fixed = bool(key) and key.issubset(self.identity) and names.isdisjoint(state.committed_state)
+        is_fixed = (
+            bool(key) and key.issubset(self.identity) and names.isdisjoint(state.committed_state)
+        )
         return self.follows_key and not is_fixed
 
     def make_rows(
-        self, connection: Connection, change: Change, state: State, old: Values | None, new: Values | None
+        self,
+        connection: Connection,
+        change: Change,
+        state: State,
+        old: Values | None,
+        new: Values | None,
     ) -> list[Row]:
-        """Returns the rows for a change: none if the rule's condition is false, two if the key has changed.
+        """Returns the rows for a change.
+
+        None if the rule's condition is false, two if the key has changed.
 
         Args:
             connection: Where the flush has written the object.
@@ -103,18 +123,34 @@ class MappedRule:
             new: Its row after an insert or an update.
         """
         parts: list[tuple[Change, Values | None]] = [(change, old if change == "delete" else new)]
-        if change == "update" and self.follows_key and old is not None and self._has_moved(state, old, new):
+        if (
+            change == "update"
+            and self.follows_key
+            and old is not None
+            and self._has_moved(state, old, new)
+        ):
             has_images = self.rule.channel.traits.has_payloads
-            parts = self._replace(connection, state, old, new) if has_images else [(change, old), (change, new)]
-        elif change == "delete" and self.has_deferred_key and old is not None and self.rule.on >= set(CHANGES):
+            parts = (
+                self._replace(connection, state, old, new)
+                if has_images
+                else [(change, old), (change, new)]
+            )
+        elif (
+            change == "delete"
+            and self.has_deferred_key
+            and old is not None
+            and self.rule.on >= set(CHANGES)
+        ):
             parts = [] if self._is_taken(connection, state, old) else parts
-        rows = (self._make_row(action, state, values) for action, values in parts if values is not None)
+        rows = (
+            self._make_row(action, state, values) for action, values in parts if values is not None
+        )
         return [row for row in rows if row is not None]
 
     def _replace(
         self, connection: Connection, state: State, old: Values, new: Values | None
     ) -> list[tuple[Change, Values | None]]:
-        """Splits an update that changes the key into a delete and an insert, as far as the rule stages them.
+        """Splits an update of the key into a delete and an insert, as the rule stages them.
 
         If another row has already taken the old key, its record is there: the delete is left out.
         """
@@ -124,9 +160,14 @@ class MappedRule:
         return [*replaced, ("insert" if "insert" in on else "update", new)]
 
     def _is_taken(self, connection: Connection, state: State, old: Values) -> bool:
-        """Returns whether another row already has the old key: the unit of work updates before it inserts."""
+        """Returns whether another row already has the old key.
+
+        The unit of work updates before it inserts.
+        """
         names = get_names(self.rule.key)
-        return self.has_unique_key and has_row(connection, state.mapper, {name: old[name] for name in names})
+        return self.has_unique_key and has_row(
+            connection, state.mapper, {name: old[name] for name in names}
+        )
 
     def _make_row(self, action: Change, state: State, values: Values) -> Row | None:
         rule = self.rule
@@ -134,7 +175,11 @@ class MappedRule:
             values = self._convert(values)
             if not rule.channel.traits.has_payloads:
                 member = _read_named(rule.key, target, values)
-                return None if _is_null(member) else make_row(rule.channel, member, action, self.object_name, {})
+                return (
+                    None
+                    if _is_null(member)
+                    else make_row(rule.channel, member, action, self.object_name, {})
+                )
             if callable(rule.when) and not rule.when(target):
                 return None
             data: Any
@@ -147,7 +192,9 @@ class MappedRule:
             if isinstance(rule.channel, Queue):
                 options = {"tenant": _read_named(rule.tenant, target, values)}
                 labels = action, self.object_name
-                return make_message(rule.channel, *labels, data, headers, options, key=key, typed=self.typed)
+                return make_message(
+                    rule.channel, *labels, data, headers, options, key=key, typed=self.typed
+                )
             return make_row(rule.channel, key, action, self.object_name, data, headers)
 
     def _has_moved(self, state: State, old: Values, new: Values | None) -> bool:
@@ -172,12 +219,18 @@ class MappedRule:
             return values
         return {
             **values,
-            **{name: convert(values[name]) for name, convert in self.converters.items() if name in values},
+            **{
+                name: convert(values[name])
+                for name, convert in self.converters.items()
+                if name in values
+            },
         }
 
     def _object(self, state: State, values: Values) -> AbstractContextManager[object]:
         """Gives the rule's functions the object with its row's values."""
-        return as_stored(state, values, self.derived) if self.is_computed else nullcontext(state.obj())
+        return (
+            as_stored(state, values, self.derived) if self.is_computed else nullcontext(state.obj())
+        )
 
 
 def get_names(names: Named | None) -> tuple[str, ...]:
@@ -188,7 +241,10 @@ def get_names(names: Named | None) -> tuple[str, ...]:
 
 
 def make_key(values: Sequence[object]) -> object:
-    """Makes a key out of the values of its attributes: the value if there is one, otherwise a tuple."""
+    """Makes a key out of the values of its attributes.
+
+    The value if there is one, otherwise a tuple.
+    """
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -198,17 +254,33 @@ def is_secret(column: object) -> bool:
 
 
 def column_names(mapper: Mapper[Any]) -> tuple[str, ...]:
-    """Returns the attributes that map a column of a table, in the mapper's order; computed ones are left out."""
-    return tuple(attribute.key for attribute in mapper.column_attrs if isinstance(attribute.columns[0], Column))
+    """Returns the attributes that map a column of a table, in the mapper's order.
+
+    Computed ones are left out.
+    """
+    return tuple(
+        attribute.key
+        for attribute in mapper.column_attrs
+        if isinstance(attribute.columns[0], Column)
+    )
 
 
-def is_unique(mapper: Mapper[Any], columns: Sequence[object], *, is_deferrable: bool = False) -> bool:
-    """Returns whether the columns are unique in the table; with ``is_deferrable``, only at the commit."""
+def is_unique(
+    mapper: Mapper[Any], columns: Sequence[object], *, is_deferrable: bool = False
+) -> bool:
+    """Returns whether the columns are unique in the table.
+
+    With ``is_deferrable``, only at the commit.
+    """
     table = mapper.local_table
     if not isinstance(table, Table):
         return False
-    constraints = [c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))]
-    indexes = [i for i in table.indexes if i.unique and i.dialect_options["postgresql"]["where"] is None]
+    constraints = [
+        c for c in table.constraints if isinstance(c, (PrimaryKeyConstraint, UniqueConstraint))
+    ]
+    indexes = [
+        i for i in table.indexes if i.unique and i.dialect_options["postgresql"]["where"] is None
+    ]
     unique = [c for c in constraints if c.deferrable] if is_deferrable else [*constraints, *indexes]
     return bool(columns) and any(set(key.columns) == set(columns) for key in unique)
 
@@ -254,11 +326,13 @@ class Attachment:
             self._mapped = WeakKeyDictionary()
 
     def mapped_rules(self, mapper: Mapper[Any]) -> tuple[MappedRule, ...]:
-        """Returns the mapped rules for a mapper, from the rules of the last refresh, in the order of their declaration."""
+        """Returns the mapped rules of a mapper, as of the last refresh, as they were declared."""
         mapped = self._mapped.get(mapper)
         if mapped is None:
             rules = (rule for rule in self._rules if issubclass(mapper.class_, rule.model))
-            mapped = self._mapped[mapper] = tuple(_map_rule(rule, mapper, self.pipeline) for rule in rules)
+            mapped = self._mapped[mapper] = tuple(
+                _map_rule(rule, mapper, self.pipeline) for rule in rules
+            )
         return mapped
 
 
@@ -266,19 +340,27 @@ _attached: WeakKeyDictionary[Target, list[Attachment]] = WeakKeyDictionary()
 
 
 def add_attachment(target: Target, pipeline: Declarations, *, nudge: bool | None) -> bool:
-    """Records that sessions of ``target`` use the pipeline; returns whether this is the target's first pipeline."""
+    """Records that sessions of ``target`` use the pipeline.
+
+    Returns whether this is the target's first pipeline.
+    """
     is_new = target not in _attached
     attachments = _attached.setdefault(target, [])
     for attachment in attachments:
         if attachment.pipeline is pipeline:
-            attachment.nudge = nudge if attachment.nudge is None else attachment.nudge or bool(nudge)
+            attachment.nudge = (
+                nudge if attachment.nudge is None else attachment.nudge or bool(nudge)
+            )
             return False
     attachments.append(Attachment(pipeline, nudge=nudge))
     return is_new
 
 
 def find_attachments(session: Session) -> list[Attachment]:
-    """Returns the pipelines of a session, each once; the session's own attachment wins over that of a class."""
+    """Returns the pipelines of a session, each once.
+
+    The session's own attachment wins over that of a class.
+    """
     attachments: list[Attachment] = []
     targets: tuple[Any, ...] = (session, *type(session).__mro__)
     for target in targets:
@@ -307,13 +389,17 @@ def resolve_target(target: Any) -> Target:
         return subclass
     if hasattr(target, "sync_session"):  # an AsyncSession
         return resolve_target(target.sync_session)
-    if hasattr(target, "class_") and hasattr(target.class_, "sync_session_class"):  # async_sessionmaker
-        subclass = _own(target, target.kw.get("sync_session_class") or target.class_.sync_session_class)
+    if hasattr(target, "class_") and hasattr(
+        target.class_, "sync_session_class"
+    ):  # async_sessionmaker
+        subclass = _own(
+            target, target.kw.get("sync_session_class") or target.class_.sync_session_class
+        )
         target.configure(sync_session_class=subclass)
         return subclass
     raise DeclarationError(
-        f"{type(target).__name__} is no session to attach to; take a Session, a sessionmaker, a scoped_session with a "
-        "sessionmaker, or one of their async equivalents"
+        f"{type(target).__name__} is no session to attach to; take a Session, a sessionmaker, a "
+        "scoped_session with a sessionmaker, or one of their async equivalents"
     )
 
 
@@ -324,7 +410,9 @@ _own_classes: WeakKeyDictionary[Any, type[Any]] = WeakKeyDictionary()
 def _own(target: Any, shared: Any) -> type[Any]:
     """Returns the session class of this target alone: a subclass of ``shared``, made once."""
     if not isinstance(shared, type):
-        raise DeclarationError(f"sync_session_class is {shared!r}, which is no class: give a subclass of Session")
+        raise DeclarationError(
+            f"sync_session_class is {shared!r}, which is no class: give a subclass of Session"
+        )
     if _own_classes.get(target) is not shared:
         _own_classes[target] = type(shared.__name__, (shared,), {})
     return _own_classes[target]
@@ -341,13 +429,19 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         names = tuple(rule.data)
     key = get_names(rule.key)
     needed = {*(names or ()), *key, *get_names(rule.tenant)}
-    readable = {attribute.key: attribute for attribute in mapper.column_attrs if not _is_queried(attribute)}
+    readable = {
+        attribute.key: attribute for attribute in mapper.column_attrs if not _is_queried(attribute)
+    }
     reads = frozenset(needed & readable.keys())
     functions = (rule.data, rule.key, rule.tenant, rule.when, rule.headers)
     is_computed = len(reads) < len(needed) or any(map(callable, functions))
     deferred: frozenset[str] = frozenset()
-    if is_computed:  # a function or a property may read any attribute; deferred columns are left for it to load
-        deferred = frozenset(name for name, attribute in readable.items() if attribute.deferred) - reads
+    if (
+        is_computed
+    ):  # a function or a property may read any attribute; deferred columns are left for it to load
+        deferred = (
+            frozenset(name for name, attribute in readable.items() if attribute.deferred) - reads
+        )
         reads = frozenset(readable) - deferred
     is_columns = bool(key) and readable.keys() >= set(key)
     key_columns = [readable[name].columns[0] for name in key] if is_columns else []
@@ -362,7 +456,9 @@ def _map_rule(rule: StagingRule, mapper: Mapper[Any], pipeline: Declarations) ->
         # Jobs of a queue are work to be done, and no images of a row.
         follows_key=not traits.has_payloads or (traits.keeps_records and rule.on != {"update"}),
         identity=tuple(mapper.get_property_by_column(column).key for column in mapper.primary_key),
-        converters=find_converters({name: readable[name].columns[0].type for name in needed & readable.keys()}),
+        converters=find_converters(
+            {name: readable[name].columns[0].type for name in needed & readable.keys()}
+        ),
         has_unique_key=is_unique(mapper, key_columns),
         has_deferred_key=is_unique(mapper, key_columns, is_deferrable=True),
         is_post_updated=any(
@@ -382,11 +478,18 @@ def _is_queried(attribute: ColumnProperty[Any]) -> bool:
 
 
 def _find_derived(mapper: Mapper[Any]) -> Derived:
-    composites = [(composite.key, frozenset(part.key for part in composite.props)) for composite in mapper.composites]
+    composites = [
+        (composite.key, frozenset(part.key for part in composite.props))
+        for composite in mapper.composites
+    ]
     references = [
         (
             relationship.key,
-            frozenset(a.key for a in mapper.column_attrs if not relationship.local_columns.isdisjoint(a.columns)),
+            frozenset(
+                a.key
+                for a in mapper.column_attrs
+                if not relationship.local_columns.isdisjoint(a.columns)
+            ),
         )
         for relationship in mapper.relationships
         if relationship.direction is RelationshipDirection.MANYTOONE

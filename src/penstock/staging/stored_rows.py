@@ -1,12 +1,14 @@
-"""Reads the rows of mapped objects in the transaction: a record holds the row's values, not the object's.
+"""Reads the rows of mapped objects in the transaction.
 
-What an object holds may be older than its row, and what was written may be stored otherwise: by another transaction, a
-trigger, a default, a type that pads or converts.  ``read_rows`` reads the rows of many objects by one statement of
-constant text, with one array for each column of the primary key.  It uses SQLAlchemy's Core: nothing is flushed, no
-object is refreshed, and no event of the session fires.
+A record holds the row's values, not the object's.  What an object holds may be older than its row,
+and what was written may be stored otherwise: by another transaction, a trigger, a default, a type
+that pads or converts.  ``read_rows`` reads the rows of many objects by one statement of constant
+text, with one array for each column of the primary key.  It uses SQLAlchemy's Core: nothing is
+flushed, no object is refreshed, and no event of the session fires.
 
-A library's type may load an object that JSON lacks: ``ChoiceType`` loads objects and stores codes.  What the type gives the
-driver for the object is what the row holds, and so what the record tells: see ``find_converters``.
+A library's type may load an object that JSON lacks: ``ChoiceType`` loads objects and stores codes.
+What the type gives the driver for the object is what the row holds, and so what the record tells:
+see ``find_converters``.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -46,11 +48,17 @@ Values = Mapping[str, object]
 """A row's values by the names of the attributes."""
 
 Derived = Sequence[tuple[str, frozenset[str]]]
-"""Attributes that are made of columns, with the attributes of these: composites, and objects behind foreign keys."""
+"""Attributes that are made of columns, with the attributes of these.
+
+Composites, and objects behind foreign keys.
+"""
 
 Convert = Callable[[Any], object]
 Converters = Mapping[str, Convert]
-"""Write objects that JSON lacks as their column's type sends them to Postgres; by the attributes' names."""
+"""Write objects that JSON lacks as their column's type sends them to Postgres.
+
+By the attributes' names.
+"""
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
 
@@ -60,7 +68,9 @@ _KEYS = "penstock_keys"
 
 _SETTINGS = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "1"}
 _GET_SETTINGS = select(*(func.pg_catalog.current_setting(name).label(name) for name in _SETTINGS))
-_SET_SETTINGS = select(*(func.pg_catalog.set_config(name, bindparam(name, type_=String), True) for name in _SETTINGS))
+_SET_SETTINGS = select(
+    *(func.pg_catalog.set_config(name, bindparam(name, type_=String), True) for name in _SETTINGS)
+)
 
 _LACKS_PRIVILEGE = "42501"
 
@@ -85,7 +95,8 @@ def read_rows(
         states: The objects.
         names: Attributes that are columns or expressions.
         lock: Locks the rows as a statement of this kind would, in the order of their keys.
-        is_written: Whether the flush has written the objects; their identities are those of before otherwise.
+        is_written: Whether the flush has written the objects; their identities are those of before
+            otherwise.
     """
     if not states:
         return {}
@@ -93,11 +104,16 @@ def read_rows(
     is_single = len(states) == 1
     statement = _find_statement(states[0].mapper, listed, lock, is_single=is_single)
     columns = zip(*_get_identities(states, is_written=is_written), strict=True)
-    keys = {f"key_{n}": column[0] if is_single else list(column) for n, column in enumerate(columns)}
+    keys = {
+        f"key_{n}": column[0] if is_single else list(column) for n, column in enumerate(columns)
+    }
     failure: Exception
     try:
         rows = _fetch(connection, statement, keys)
-        return {states[number - 1]: dict(zip(listed, values, strict=True)) for number, _, *values in rows}
+        return {
+            states[number - 1]: dict(zip(listed, values, strict=True))
+            for number, _, *values in rows
+        }
     except DBAPIError as error:
         error.hide_parameters = True
         failure = _make_refusal(states[0].mapper, error, lock)
@@ -106,14 +122,22 @@ def read_rows(
 
 
 def has_row(connection: Connection, mapper: Mapper[Any], values: Values) -> bool:
-    """Returns whether a row has exactly these values; Postgres may call others equal, such as ``Ab`` and ``AB``."""
+    """Returns whether a row has exactly these values.
+
+    Postgres may call others equal, such as ``Ab`` and ``AB``.
+    """
     columns = [mapper.column_attrs[name].columns[0] for name in values]
-    query = select(*columns).where(*(column == value for column, value in zip(columns, values.values(), strict=True)))
+    query = select(*columns).where(
+        *(column == value for column, value in zip(columns, values.values(), strict=True))
+    )
     return tuple(values.values()) in map(tuple, connection.execute(query))
 
 
 def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any]) -> Sequence[Any]:
-    """Fetches the rows, whatever the settings: a role's or a database's may shorten floats or change the style of times."""
+    """Fetches the rows, whatever the settings.
+
+    A role's or a database's may shorten floats or change the style of times.
+    """
     if _has_readable_times(connection):
         rows = connection.execute(statement, keys).all()
         if not rows or int(rows[0].float_digits) > 0:
@@ -121,12 +145,17 @@ def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any])
     settings = connection.execute(_GET_SETTINGS).one()._asdict()
     connection.execute(_SET_SETTINGS, _SETTINGS)
     rows = connection.execute(statement, keys).all()
-    connection.execute(_SET_SETTINGS, settings)  # after an error the transaction, or its savepoint, takes them back
+    connection.execute(
+        _SET_SETTINGS, settings
+    )  # after an error the transaction, or its savepoint, takes them back
     return rows
 
 
 def _has_readable_times(connection: Connection) -> bool:
-    """Returns whether the driver reads the current style of times: psycopg reads few, others set their own."""
+    """Returns whether the driver reads the current style of times.
+
+    Psycopg reads few, others set their own.
+    """
     driver: Any = connection.connection.driver_connection
     if type(driver).__module__.partition(".")[0] != "psycopg":
         return True
@@ -136,7 +165,9 @@ def _has_readable_times(connection: Connection) -> bool:
 
 def keep_loaded(context: UOWTransaction, state: State, values: Values) -> None:
     """Sets values that the object lacks, as the unit of work does with values of the server."""
-    lacking = [name for name in values if name not in state.dict and name not in state.committed_state]
+    lacking = [
+        name for name in values if name not in state.dict and name not in state.committed_state
+    ]
     for name in lacking:
         set_committed_value(state.obj(), name, values[name])
     if lacking:  # types such as MutableDict wrap the loaded value, to notice later changes
@@ -145,7 +176,10 @@ def keep_loaded(context: UOWTransaction, state: State, values: Values) -> None:
 
 @contextmanager
 def as_stored(state: State, values: Values, derived: Derived) -> Iterator[object]:
-    """Gives the object the row's values while the block runs; restores its own, with the program's changes."""
+    """Gives the object the row's values while the block runs.
+
+    Restores its own, with the program's changes.
+    """
     memory = state.dict
     outdated = {
         name: _ABSENT
@@ -183,16 +217,25 @@ def _make_statement(
 ) -> Select[Any]:
     identity, table = mapper.primary_key, mapper.persist_selectable
     digits = func.pg_catalog.current_setting("extra_float_digits").label("float_digits")
-    read = [digits, *(mapper.column_attrs[name].columns[0].label(f"value_{n}") for n, name in enumerate(names))]
+    read = [
+        digits,
+        *(mapper.column_attrs[name].columns[0].label(f"value_{n}") for n, name in enumerate(names)),
+    ]
     if is_single:  # costs half
-        matches = [column == bindparam(f"key_{n}", type_=column.type) for n, column in enumerate(identity)]
+        matches = [
+            column == bindparam(f"key_{n}", type_=column.type) for n, column in enumerate(identity)
+        ]
         statement = select(literal_column("1"), *read).select_from(table).where(*matches)
     else:
         arrays = [postgresql.ARRAY(_uncollated(column.type)) for column in identity]
         # The CAST is for drivers that send a list without its type.
         lists = [cast(bindparam(f"key_{n}", type_=kind), kind) for n, kind in enumerate(arrays)]
         columns = [f"key_{n}" for n in range(len(arrays))]
-        keys = func.unnest(*lists).table_valued(*columns, with_ordinality="number").render_derived(_KEYS)
+        keys = (
+            func.unnest(*lists)
+            .table_valued(*columns, with_ordinality="number")
+            .render_derived(_KEYS)
+        )
         matches = [column == keys.c[name] for column, name in zip(identity, columns, strict=True)]
         statement = select(keys.c.number, *read).select_from(keys.join(table, and_(*matches)))
     if lock is not None:
@@ -204,7 +247,10 @@ def _make_statement(
 
 
 def _find_lockable(source: FromClause) -> list[FromClause]:
-    """Finds the tables whose rows Postgres locks: not those on the side of an outer join that may have none."""
+    """Finds the tables whose rows Postgres locks.
+
+    Not those on the side of an outer join that may have none.
+    """
     if not isinstance(source, Join):
         return [source]
     lockable = [] if source.full else _find_lockable(source.left)
@@ -213,7 +259,11 @@ def _find_lockable(source: FromClause) -> list[FromClause]:
 
 def _uncollated(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     """Removes the collation of a type, which a CAST does not take."""
-    return kind.adapt(type(kind), collation=None) if isinstance(kind, String) and kind.collation else kind
+    return (
+        kind.adapt(type(kind), collation=None)
+        if isinstance(kind, String) and kind.collation
+        else kind
+    )
 
 
 def _get_identities(states: Sequence[State], *, is_written: bool) -> list[tuple[Any, ...]]:
@@ -240,8 +290,9 @@ def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -
     tables = ", ".join(str(getattr(table, "fullname", table)) for table in mapper.tables)
     rights = "SELECT, UPDATE" if lock else "SELECT"
     return StagingError(
-        f"the role may not read{' and lock' if lock else ''} the rows of {mapper.class_.__name__} that it changes, and their "
-        f'records tell of the rows: GRANT {rights} ON {tables} TO it, or declare the rule with capture="trigger"'
+        f"the role may not read{' and lock' if lock else ''} the rows of {mapper.class_.__name__} "
+        f"that it changes, and their records tell of the rows: GRANT {rights} ON {tables} TO it, "
+        'or declare the rule with capture="trigger"'
     )
 
 
@@ -272,6 +323,10 @@ def _make_for_objects(send: Convert) -> Convert:
 
 def _make_for_array(item: Convert) -> Convert:
     def convert(value: Any) -> object:
-        return [convert(element) for element in value] if isinstance(value, (list, tuple)) else item(value)
+        return (
+            [convert(element) for element in value]
+            if isinstance(value, (list, tuple))
+            else item(value)
+        )
 
     return convert

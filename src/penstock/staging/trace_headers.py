@@ -1,8 +1,11 @@
-"""The headers by which a trace goes on: W3C's ``traceparent`` and ``tracestate``, written when a record is staged.
+"""The headers by which a trace goes on.
 
-Nothing is imported.  A process that makes spans has imported ``opentelemetry.trace``; in any other, a record costs a look-up in
-``sys.modules`` more.  They are taken at the call or the flush that stages, while the span of the request is current: the
-streamer that publishes the record later has another.
+W3C's ``traceparent`` and ``tracestate``, written when a record is staged.
+
+Nothing is imported.  A process that makes spans has imported ``opentelemetry.trace``; in any other,
+a record costs a look-up in ``sys.modules`` more.  They are taken at the call or the flush that
+stages, while the span of the request is current: the streamer that publishes the record later has
+another.
 
     application's own headers       stay as they are, ``traceparent`` among them
     a span that is not recorded     writes nothing: its trace was left out by the sampler
@@ -25,13 +28,21 @@ if TYPE_CHECKING:
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 
 MAX_TRACE_BYTES = 1024
-"""Most bytes that the two headers take; a longer ``tracestate`` is left out, which W3C allows from 512 characters on."""
+"""Most bytes that the two headers take.
+
+A longer ``tracestate`` is left out, which W3C allows from 512 characters on.
+"""
 
 OPENTELEMETRY = "opentelemetry.trace"
 """Name of the module that an application which traces has imported."""
 
-TRIGGERS_TRACE = "'traceparent', nullif(left(current_setting('penstock.traceparent', true), 55), '')"
-"""Arguments of ``jsonb_build_object``: the header that a trigger adds, NULL if the transaction has no trace."""
+TRIGGERS_TRACE = (
+    "'traceparent', nullif(left(current_setting('penstock.traceparent', true), 55), '')"
+)
+"""Arguments of ``jsonb_build_object``.
+
+The header that a trigger adds, NULL if the transaction has no trace.
+"""
 
 
 def with_trace(headers: str | None, own_headers: object, limit: int) -> str | None:
@@ -45,7 +56,9 @@ def with_trace(headers: str | None, own_headers: object, limit: int) -> str | No
     module = sys.modules.get(OPENTELEMETRY)
     if module is None or (isinstance(own_headers, Mapping) and TRACEPARENT in own_headers):
         return headers
-    find_span = getattr(module, "get_current_span", None)  # missing while another thread imports the module
+    find_span = getattr(
+        module, "get_current_span", None
+    )  # missing while another thread imports the module
     trace = _encode(find_span()) if find_span is not None else None
     if trace is None or headers in {None, "{}"}:
         return trace or headers
@@ -59,9 +72,8 @@ def _encode(span: "Span") -> str | None:
     if not span.is_recording():
         return None
     context = span.get_span_context()
-    values: dict[str, Any] = {
-        TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
-    }
+    ids = f"{context.trace_id:032x}-{context.span_id:016x}"
+    values: dict[str, Any] = {TRACEPARENT: f"00-{ids}-{context.trace_flags & 1:02x}"}
     text = json.dumps(values)
     if not context.trace_state:
         return text

@@ -1,14 +1,15 @@
 """The function that a rule's triggers call: its parts, which ``triggers`` puts together.
 
-It has the row that a statement wrote, but the statement's triggers fire when all of its rows are written, one row after the
-other.  So a record may be written when the row has changed again, or its key belongs to another row: then the function reads
-the row that is there.  It follows DDL, since a session that has planned its expressions for other types plans them again.
+It has the row that a statement wrote, but the statement's triggers fire when all of its rows are
+written, one row after the other.  So a record may be written when the row has changed again, or its
+key belongs to another row: then the function reads the row that is there.  It follows DDL, since a
+session that has planned its expressions for other types plans them again.
 
 No part has a percent sign: Alembic doubles them when it prints SQL.
 """
 
-# What a session has planned for the row's types of before fails after ALTER TABLE: it plans once again.  A subtransaction
-# that writes nothing takes no id.
+# What a session has planned for the row's types of before fails after ALTER TABLE: it plans once
+# again.  A subtransaction that writes nothing takes no id.
 FUNCTION = """CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -81,11 +82,12 @@ BEGIN
 {next_image}        RETURN NULL;
     END LOOP;
 END
-$penstock$"""
+$penstock$"""  # noqa: E501  SQL
 
 
-# A trigger of the application's may write rows of the statement whose records are still to come.  The record of that is there
-# first, so that these have the row as it is now; if it is gone, what is left is the delete of the key that it had before.  ``xmax`` is not 0 if it was written, or locked.
+# A trigger of the application's may write rows of the statement whose records are still to come.
+# The record of that is there first, so that these have the row as it is now; if it is gone, what is
+# left is the delete of the key that it had before.  ``xmax`` is not 0 if it was written, or locked.
 CURRENT = """        IF NEW.xmax <> 0 AND current_setting('penstock.nested', true) = 'on' THEN
             EXECUTE {find_new} INTO penstock_row USING NEW;
             IF penstock_row IS NULL THEN
@@ -100,7 +102,8 @@ GONE = """            IF penstock_is_gone AND penstock_action <> 'delete' THEN
             END IF;
 """
 
-# The trigger has inserted another row of the key; or the transaction has, where the constraint is deferrable.
+# The trigger has inserted another row of the key; or the transaction has, where the constraint is
+# deferrable.
 TAKEN = """        IF {is_possible} THEN
             EXECUTE {find_old} INTO penstock_is_there USING OLD;
             IF penstock_is_there THEN
@@ -114,10 +117,12 @@ NESTED = """    IF pg_trigger_depth() > 1 THEN
     END IF;
 """
 
-FIND = "'SELECT {what} FROM ' || coalesce(pg_partition_root(TG_RELID), TG_RELID)::regclass || {where}"
+FIND = (
+    "'SELECT {what} FROM ' || coalesce(pg_partition_root(TG_RELID), TG_RELID)::regclass || {where}"
+)
 
-# An update that changes the key: the old row is deleted, and the new one inserted.  If several rows may have a key, copies
-# tell them apart by the primary key, which counts as well.
+# An update that changes the key: the old row is deleted, and the new one inserted.  If several rows
+# may have a key, copies tell them apart by the primary key, which counts as well.
 KEY_CHANGE = """            IF TG_OP = 'UPDATE' AND NOT penstock_is_moved THEN
                 penstock_old := {old_key};
                 penstock_key := {key};
@@ -163,4 +168,4 @@ OLD_MEMBER = """        IF penstock_old <> penstock_key OR penstock_key IS NULL 
         IF penstock_key IS NULL THEN
             RETURN NULL;
         END IF;
-"""
+"""  # noqa: E501  SQL

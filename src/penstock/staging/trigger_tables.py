@@ -1,11 +1,12 @@
-"""The triggers that call a rule's function, on the captured table and on the tables that hold rows of it.
+"""The triggers that call a rule's function, on the captured table and on those with its rows.
 
-Postgres fires the triggers of a row in the order of their names, byte by byte.  Ours is first: an application's that writes
-the row again would otherwise stage the later image before the earlier one.
+Postgres fires the triggers of a row in the order of their names, byte by byte.  Ours is first: an
+application's that writes the row again would otherwise stage the later image before the earlier
+one.
 
-A partition gets a trigger on rows from its parent, but none on TRUNCATE.  A table that inherits (``INHERITS``) gets neither.
-Both are created for the tables that are there; the comment of the trigger lists them, and the columns' types, so that
-``penstock doctor`` sees what has changed since.
+A partition gets a trigger on rows from its parent, but none on TRUNCATE.  A table that inherits
+(``INHERITS``) gets neither.  Both are created for the tables that are there; the comment of the
+trigger lists them, and the columns' types, so that ``penstock doctor`` sees what has changed since.
 
 No statement has a percent sign: Alembic doubles them when it prints SQL.
 """
@@ -71,7 +72,7 @@ BEGIN
         'parts', (SELECT coalesce(jsonb_agg(full_name ORDER BY full_name), '[]') FROM ({tree_again}) AS parts)
     )::text);
 END
-$penstock$"""
+$penstock$"""  # noqa: E501  SQL
 
 _REMOVE = """DO $penstock$
 DECLARE
@@ -93,7 +94,10 @@ $penstock$"""
 
 
 def trigger_types(name: str, on: Collection[Change]) -> dict[str, int]:
-    """Returns ``pg_trigger.tgtype`` of each trigger of a rule, by its name: that on rows is the first."""
+    """Returns ``pg_trigger.tgtype`` of each trigger of a rule, by its name.
+
+    That on rows is the first.
+    """
     on_rows = {FIRST + name: ROW + sum(TYPE_BITS[change] for change in on)}
     return {**on_rows, f"{name}_truncate": BEFORE + TRUNCATE} if "delete" in on else on_rows
 
@@ -103,7 +107,8 @@ def render_create(
 ) -> tuple[str, ...]:
     """Renders the statements that create the triggers, or replace them if they exist.
 
-    The names of the table and of the channel, ``captures``, tell the trigger of a table that was renamed since.
+    The names of the table and of the channel, ``captures``, tell the trigger of a table that was
+    renamed since.
     """
     row, truncate = quote(FIRST + name), quote(f"{name}_truncate")
     events = " OR ".join(change.upper() for change in CHANGES if change in on)
@@ -134,9 +139,10 @@ def render_create(
 
 
 def render_drop(name: str, function: str, table: str) -> tuple[str, ...]:
-    """Renders the statements that drop the triggers, and the function unless another table's triggers call it."""
+    """Renders the drops of the triggers, and of the function unless other triggers call it."""
     drop_row, drop_truncate = (
-        f"DROP TRIGGER IF EXISTS {quote(trigger)} ON " for trigger in (FIRST + name, f"{name}_truncate")
+        f"DROP TRIGGER IF EXISTS {quote(trigger)} ON "
+        for trigger in (FIRST + name, f"{name}_truncate")
     )
     remove = _REMOVE.format(
         tree=indent(_TREE.format(table=quote_literal(table)), " " * 8),

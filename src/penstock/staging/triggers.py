@@ -1,28 +1,36 @@
-"""Capture by trigger, for writers that the session's hooks do not see: SQL, COPY, other languages, cascades.
+"""Capture by trigger, for writers that the session's hooks do not see.
 
-A rule with ``capture="trigger"`` becomes a function and a trigger on the class's table, rendered as SQL for a migration.
-The hooks and the guard ignore such a class.  The records have the same shape as those of the hooks: the attributes'
-names, and the encoding of ``payload``.
+SQL, COPY, other languages, cascades.  A rule with ``capture="trigger"`` becomes a function and a
+trigger on the class's table, rendered as SQL for a migration.  The hooks and the guard ignore such
+a class.  The records have the same shape as those of the hooks: the attributes' names, and the
+encoding of ``payload``.
 
-The trigger is AFTER … FOR EACH ROW.  A statement trigger with transition tables is cheaper for bulk statements, but it
-cannot pair an old row with its new one, loses the order between the inserts and updates of one statement, and misses
-writes to a partition.  This one keeps the order per key, stages only rows that differ, and covers partitions.  The
-row's lock is taken before the record's id is drawn.  ``trigger_tables`` has the triggers themselves.
+The trigger is AFTER … FOR EACH ROW.  A statement trigger with transition tables is cheaper for bulk
+statements, but it cannot pair an old row with its new one, loses the order between the inserts and
+updates of one statement, and misses writes to a partition.  This one keeps the order per key,
+stages only rows that differ, and covers partitions.  The row's lock is taken before the record's id
+is drawn.  ``trigger_tables`` has the triggers themselves.
 
-An update that changes the key of a log's rule is two records, each with its own image: ``delete`` under the old key, and then
-``insert`` under the new one, as far as the rule is for these changes; without ``insert`` the second is an ``update``.
+An update that changes the key of a log's rule is two records, each with its own image: ``delete``
+under the old key, and then ``insert`` under the new one, as far as the rule is for these changes;
+without ``insert`` the second is an ``update``.
 
-The function follows DDL.  A column that is missing, or that cannot be encoded any more, fails the writing statement.
+The function follows DDL.  A column that is missing, or that cannot be encoded any more, fails the
+writing statement.
 
-The function is SECURITY DEFINER with a fixed ``search_path``: writers need no privilege on Penstock's schema.  Its
-owner, the role that runs the migration, needs USAGE on it and INSERT on ``staged_records``.  TRUNCATE has no rows to
-stage and is refused if the rule stages deletes, unless its transaction says that no record is wanted: ``ALLOW_TRUNCATE``.
+The function is SECURITY DEFINER with a fixed ``search_path``: writers need no privilege on
+Penstock's schema.  Its owner, the role that runs the migration, needs USAGE on it and INSERT on
+``staged_records``.  TRUNCATE has no rows to stage and is refused if the rule stages deletes, unless
+its transaction says that no record is wanted: ``ALLOW_TRUNCATE``.
 
 Differences between triggers and hooks:
 
-* A trigger writes a ``real`` with its own digits; asyncpg reads, and the hooks write, those of the double next to it.
-* A trigger writes a float NaN or infinity as text; the hooks refuse it.  A trigger does not limit the payload's size.
-* A trigger writes an infinite time as ``"infinity"``, and a year before 1 with ``BC`` behind it; Python has neither.
+* A trigger writes a ``real`` with its own digits; asyncpg reads, and the hooks write, those of the
+  double next to it.
+* A trigger writes a float NaN or infinity as text; the hooks refuse it.  A trigger does not limit
+  the payload's size.
+* A trigger writes an infinite time as ``"infinity"``, and a year before 1 with ``BC`` behind it;
+  Python has neither.
 * A key that is NULL, empty or too long fails the writing statement with SQLSTATE 23514.
 """
 
@@ -81,21 +89,34 @@ class Trigger:
     table: str  # name of the table
     expressions: dict[str, str]  # what the function reads, by the name of the column
     condition: str | None  # the rule's, as a query of the row ``penstock_row``
-    others: frozenset[str]  # further columns that it reads: those in the condition, and the primary key
-    labels: dict[str, frozenset[str]]  # labels that the class has, by the name of the column of an enum
+    others: frozenset[
+        str
+    ]  # further columns that it reads: those in the condition, and the primary key
+    labels: dict[
+        str, frozenset[str]
+    ]  # labels that the class has, by the name of the column of an enum
     body: str  # the function's body, as Postgres stores it
-    types: dict[str, int]  # ``pg_trigger.tgtype`` of each trigger, by its name: that on rows is the first
+    types: dict[
+        str, int
+    ]  # ``pg_trigger.tgtype`` of each trigger, by its name: that on rows is the first
     statements: tuple[str, ...]  # SQL that creates them, or replaces them if they exist
     drop: tuple[str, ...]  # SQL that drops them
 
 
 def make_name(rule: StagingRule) -> str:
-    """Makes the name of the function: the same for each version of the rule, and short enough for its triggers' names."""
+    """Makes the name of the function.
+
+    The same for each version of the rule, and short enough for its triggers' names.
+    """
     table: Any = class_mapper(rule.model, configure=False).local_table
     table_name = getattr(table, "name", "")  # a join has none
-    identity = "\n".join((getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule)))
+    identity = "\n".join(
+        (getattr(table, "schema", None) or "", table_name, rule.channel.name, object_name(rule))
+    )
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    readable = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30])
+    readable = "".join(
+        c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in table_name[:30]
+    )
     return f"stage_{readable}_{digest}" if readable else f"stage_{digest}"
 
 
@@ -109,7 +130,7 @@ _PAIRS_A_CALL = 50
 
 
 _VERSION = "-- penstock capture, version "
-"""First line of a function's body, followed by a digest of the whole function, its SET clauses included."""
+"""First line of a function's body, before a digest of the whole function with its SET clauses."""
 
 
 def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None) -> Trigger:
@@ -118,7 +139,8 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
     Args:
         rule: The rule.
         schema: Penstock's own.
-        schemas: The schemas of the tables in place of those that the classes have: SQLAlchemy's ``schema_translate_map``.
+        schemas: The schemas of the tables in place of those that the classes have: SQLAlchemy's
+            ``schema_translate_map``.
     """
     mapper = _get_mapper(rule)
     source: Any = mapper.local_table
@@ -131,7 +153,9 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
     columns = _find_columns(rule, mapper)
     payload = set(_list_names(rule, mapper))
     expressions = {
-        column.name: _render_json(rule, column, name) if name in payload else _render_key(rule, [column])
+        column.name: _render_json(rule, column, name)
+        if name in payload
+        else _render_key(rule, [column])
         for name, column in columns.items()
     }
     statements = (
@@ -150,11 +174,15 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
         table=source.name,
         expressions=expressions,
         condition=_render_query(rule, mapper),
-        others=frozenset((*_find_words(rule, mapper), *(column.name for column in mapper.primary_key))),
+        others=frozenset(
+            (*_find_words(rule, mapper), *(column.name for column in mapper.primary_key))
+        ),
         labels={
             column.name: frozenset(kind.enums)
             for column in columns.values()
-            if isinstance(kind := _unwrap_type(column.type), types.Enum) and kind.enum_class and kind.native_enum
+            if isinstance(kind := _unwrap_type(column.type), types.Enum)
+            and kind.enum_class
+            and kind.native_enum
         },
         body=create.split(QUOTE)[1],
         types=trigger_types(name, rule.on),
@@ -164,7 +192,7 @@ def make_trigger(rule: StagingRule, schema: str, schemas: Schemas | None = None)
 
 
 def check_columns(rule: StagingRule) -> None:
-    """Checks that a trigger can capture a rule's class and its columns, as far as is known when the rule is declared."""
+    """Checks that a trigger can capture a rule's class and columns, as far as known so far."""
     mapper = _get_mapper(rule)
     columns = {
         name: column
@@ -184,9 +212,15 @@ def _get_mapper(rule: StagingRule) -> Mapper[Any]:
     mapper: Mapper[Any] = class_mapper(rule.model, configure=False)
     if not isinstance(mapper.local_table, Table):
         raise make_error(rule, "the class is not mapped to a table")
-    if mapper.inherits is not None or mapper.polymorphic_on is not None or len(list(mapper.self_and_descendants)) > 1:
+    if (
+        mapper.inherits is not None
+        or mapper.polymorphic_on is not None
+        or len(list(mapper.self_and_descendants)) > 1
+    ):
         raise make_error(
-            rule, "the class takes part in inheritance; a trigger sees one table, and cannot tell the classes apart"
+            rule,
+            "the class takes part in inheritance; a trigger sees one table, and cannot tell the "
+            "classes apart",
         )
     return mapper
 
@@ -195,7 +229,9 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
     columns, names = _find_columns(rule, mapper), _list_names(rule, mapper)
     source: Any = mapper.local_table
     traits = rule.channel.traits
-    key = _render_key(rule, [columns[n] for n in get_names(rule.tenant if traits.has_jobs else rule.key)])
+    key = _render_key(
+        rule, [columns[n] for n in get_names(rule.tenant if traits.has_jobs else rule.key)]
+    )
     pairs = [f"{quote_literal(name)}, {_render_json(rule, columns[name], name)}" for name in names]
     objects = [
         f"jsonb_build_object({', '.join(pairs[start : start + _PAIRS_A_CALL])})"
@@ -232,7 +268,10 @@ def _render_function(rule: StagingRule, mapper: Mapper[Any], schema: str, functi
 
 
 def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: str) -> str:
-    """Renders the comparison of an update's old and new key; empty for jobs, which are no images of a row."""
+    """Renders the comparison of an update's old and new key.
+
+    Empty for jobs, which are no images of a row.
+    """
     old_key = key.replace("penstock_row.", "OLD.")
     if "update" not in rule.on or rule.channel.traits.has_jobs:
         return ""
@@ -243,15 +282,20 @@ def _render_change(rule: StagingRule, mapper: Mapper[Any], key: str, find_old: s
     action = "insert" if "insert" in rule.on else "update"
     on_move = f"{' ' * 20}penstock_action := '{action}';"
     if "delete" in rule.on:
-        check = f"{' ' * 20}EXECUTE {find_old} INTO penstock_is_there USING OLD;\n" if find_old else ""
+        check = (
+            f"{' ' * 20}EXECUTE {find_old} INTO penstock_is_there USING OLD;\n" if find_old else ""
+        )
         on_move = OLD_IMAGE.format(taken=check, action=action)
     moves = "penstock_old <> penstock_key"
     if not find_old:
         old_columns, new_columns = (
-            ", ".join(f"{row}.{quote(column.name)}" for column in mapper.primary_key) for row in ("OLD", "penstock_row")
+            ", ".join(f"{row}.{quote(column.name)}" for column in mapper.primary_key)
+            for row in ("OLD", "penstock_row")
         )
         moves += f" OR ({old_columns}) <> ({new_columns})"
-    return KEY_CHANGE.format(old_key=old_key, key=key, moves=moves, limit=MAX_KEY_CHARACTERS, moved=on_move)
+    return KEY_CHANGE.format(
+        old_key=old_key, key=key, moves=moves, limit=MAX_KEY_CHARACTERS, moved=on_move
+    )
 
 
 def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
@@ -263,16 +307,29 @@ def _render_taken(rule: StagingRule, mapper: Mapper[Any], find_old: str) -> str:
 
 
 def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
-    """Renders the search for a row with the old key, which rows may take over; empty if the key is not unique."""
+    """Renders the search for a row with the old key, which rows may take over.
+
+    Empty if the key is not unique.
+    """
     columns = [_get_column(rule, mapper, name) for name in get_names(rule.key)]
-    condition = f" AND ({_render_query(rule, mapper, 'current')})" if isinstance(rule.when, str) else ""
-    return _render_find("true", [column.name for column in columns], condition) if is_unique(mapper, columns) else ""
+    condition = (
+        f" AND ({_render_query(rule, mapper, 'current')})" if isinstance(rule.when, str) else ""
+    )
+    return (
+        _render_find("true", [column.name for column in columns], condition)
+        if is_unique(mapper, columns)
+        else ""
+    )
 
 
 def _render_find(selection: str, columns: Sequence[str], condition: str = "") -> str:
     """Renders a statement that reads the current row with the same values in some columns."""
-    left, right = (", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)"))
-    return FIND.format(what=selection, where=quote_literal(f" AS current WHERE ({left}) = ({right}){condition}"))
+    left, right = (
+        ", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)")
+    )
+    return FIND.format(
+        what=selection, where=quote_literal(f" AS current WHERE ({left}) = ({right}){condition}")
+    )
 
 
 def _render_next(rule: StagingRule) -> str:
@@ -296,10 +353,15 @@ def _render_condition(rule: StagingRule, mapper: Mapper[Any]) -> str:
 def _render_query(rule: StagingRule, mapper: Mapper[Any], row: str = "penstock_row") -> str | None:
     """Renders the query of a rule's condition.
 
-    It names its columns: a session goes on to read a dropped column of ``penstock_row.*`` as NULL, and so stages nothing.
+    It names its columns: a session goes on to read a dropped column of ``penstock_row.*`` as NULL,
+    and so stages nothing.
     """
     columns = ", ".join(f"{row}.{quote(name)}" for name in _find_words(rule, mapper))
-    return f"SELECT (\n{rule.when}\n) FROM (SELECT {columns}) AS changed" if isinstance(rule.when, str) else None
+    return (
+        f"SELECT (\n{rule.when}\n) FROM (SELECT {columns}) AS changed"
+        if isinstance(rule.when, str)
+        else None
+    )
 
 
 def _find_words(rule: StagingRule, mapper: Mapper[Any]) -> list[str]:
@@ -310,7 +372,9 @@ def _find_words(rule: StagingRule, mapper: Mapper[Any]) -> list[str]:
     return [column.name for column in columns if column.name in words]
 
 
-def _render_headers(rule: StagingRule, table_schema: str | None, columns: dict[str, Column[Any]]) -> str:
+def _render_headers(
+    rule: StagingRule, table_schema: str | None, columns: dict[str, Column[Any]]
+) -> str:
     if not rule.channel.traits.has_payloads:
         return "NULL"
     own_headers = headers_text(rule.headers)
@@ -338,7 +402,9 @@ def _list_names(rule: StagingRule, mapper: Mapper[Any]) -> tuple[str, ...]:
 
 def _find_columns(rule: StagingRule, mapper: Mapper[Any]) -> dict[str, Column[Any]]:
     """Finds the columns of the payload and of the key, by the attributes' names."""
-    names = dict.fromkeys((*_list_names(rule, mapper), *get_names(rule.key), *get_names(rule.tenant)))
+    names = dict.fromkeys(
+        (*_list_names(rule, mapper), *get_names(rule.key), *get_names(rule.tenant))
+    )
     return {name: _get_column(rule, mapper, name) for name in names}
 
 
@@ -352,15 +418,21 @@ def _get_column(rule: StagingRule, mapper: Mapper[Any], name: str) -> Column[Any
 
 
 def _render_key(rule: StagingRule, columns: Sequence[Column[Any]]) -> str:
-    """Renders the key as ``payload.key_text`` writes it: one column as text, several as a JSON array."""
+    """Renders the key as ``payload.key_text`` writes it.
+
+    One column as text, several as a JSON array.
+    """
     for column in columns:
         kind = _unwrap_type(column.type)
         is_text = isinstance(kind, types.String) and not isinstance(kind, types.Enum)
         if not (is_text or isinstance(kind, (types.Integer, types.Uuid))):
-            raise make_error(rule, f"its key is of type {column.type!r}; it takes text, integer or uuid")
+            raise make_error(
+                rule, f"its key is of type {column.type!r}; it takes text, integer or uuid"
+            )
     values = [f"penstock_row.{quote(column.name)}" for column in columns]
     if len(values) == 1:
-        return f"to_jsonb({values[0]}) #>> '{{}}'"  # a cast to text would take the blanks of a char(n) away
+        # a cast to text would take the blanks of a char(n) away
+        return f"to_jsonb({values[0]}) #>> '{{}}'"
     listed = ", ".join(values)
     return f"(CASE WHEN num_nulls({listed}) = 0 THEN jsonb_build_array({listed})::text END)"
 
@@ -383,24 +455,34 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
     if isinstance(kind, types.Enum):
         return _render_enum(kind, value)
     if isinstance(kind, types.DateTime):
-        zone, offset = ("::timestamptz AT TIME ZONE 'UTC'", '"+00:00"') if kind.timezone else ("::timestamp", "")
+        zone, offset = (
+            ("::timestamptz AT TIME ZONE 'UTC'", '"+00:00"')
+            if kind.timezone
+            else ("::timestamp", "")
+        )
         return _render_timestamp(f"{value}{zone}", f'YYYY-MM-DD"T"HH24:MI:SS.US{offset}')
     if isinstance(kind, types.Time):
         return None if kind.timezone else f"to_char({value}::time, 'HH24:MI:SS.US')"
     if isinstance(kind, (types.Numeric, types.Float)):
-        return f"{value}::text" if kind.asdecimal else f"{value}::text::float8"  # a real has fewer digits
+        return (
+            f"{value}::text" if kind.asdecimal else f"{value}::text::float8"
+        )  # a real has fewer digits
     if isinstance(kind, (types.Uuid, postgresql.INTERVAL)):
         return f"{value}::text"
     if isinstance(kind, types.JSON):
         return f"{value}::jsonb"
     if isinstance(kind, types.ARRAY):
         inner = _unwrap_type(kind.item_type)
-        return value if isinstance(inner, _SAME_IN_BOTH) and not isinstance(inner, types.Enum) else None
+        return (
+            value
+            if isinstance(inner, _SAME_IN_BOTH) and not isinstance(inner, types.Enum)
+            else None
+        )
     return value if isinstance(kind, _SAME_IN_BOTH) else None
 
 
 def _render_timestamp(value: str, form: str) -> str:
-    """Renders a timestamp; infinity is a word, and a year before 1 ends with ``BC``, as in Postgres' own JSON."""
+    """Renders a timestamp; infinity is a word, years before 1 end with ``BC``, as in Postgres."""
     era = f"CASE WHEN {value} < timestamp '0001-01-01' THEN ' BC' ELSE '' END"
     return f"coalesce(to_char({value}, '{form}' || {era}), ({value})::text)"
 
@@ -415,22 +497,23 @@ _SAME_IN_BOTH = (types.String, types.Integer, types.Boolean, types.Date)
 
 
 def _render_enum(kind: types.Enum, value: str) -> str:
-    """Maps labels to values: Postgres stores the label, usually the member's name; the record holds the value.
+    """Maps labels to values: Postgres stores the label, usually the member's name.
 
-    A label that the class lacks stays as it is.
+    The record holds the value.  A label that the class lacks stays as it is.
     """
     if kind.enum_class is None:
         return value if kind.native_enum is False else f"{value}::text"
     members = list(kind.enum_class)
     cases = " ".join(
-        f"WHEN {quote_literal(label)} THEN {quote_literal(json_text(member, 'data', 1024 * 1024))}::jsonb"
+        f"WHEN {quote_literal(label)} THEN "
+        f"{quote_literal(json_text(member, 'data', 1024 * 1024))}::jsonb"
         for label, member in zip(kind.enums, members, strict=True)
     )
     return f"(CASE {value}::text {cases} ELSE to_jsonb({value}::text) END)"
 
 
 def _unwrap_type(kind: types.TypeEngine[Any]) -> types.TypeEngine[Any]:
-    """Returns the type inside a ``TypeDecorator`` that converts no values, and any other type unchanged."""
+    """Returns the type inside a ``TypeDecorator`` that converts no values, else the type."""
     if isinstance(kind, types.Interval):
         return postgresql.INTERVAL()
     if isinstance(kind, types.TypeDecorator):

@@ -1,7 +1,8 @@
 """Staged records, and assertions about them.
 
-The functions read ``staged_records`` through the connection they are given, so they see what the current transaction has
-staged as well as what was committed before.  A record stays there after it was published, until retention removes it.
+The functions read ``staged_records`` through the connection they are given, so they see what the
+current transaction has staged as well as what was committed before.  A record stays there after it
+was published, until retention removes it.
 """
 
 import time
@@ -35,7 +36,8 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
 
     Args:
         source: A session or a connection of the application: SQLAlchemy's, psycopg's or Django's.
-        schema: Penstock's schema; by default that of the pipeline attached to the session, or ``penstock``.
+        schema: Penstock's schema; by default that of the pipeline attached to the session, or
+            ``penstock``.
 
     Raises:
         sqlalchemy.exc.DBAPIError: The tables are not there, or the role cannot read them.
@@ -43,9 +45,19 @@ def staged(source: Source, *, schema: str | None = None) -> list[StagedRecord]:
     schema = schema or _find_schema(source)
     table = staged_records(schema)
     columns = (table.c[name] for name in ("channel", "shard", "key", "action", "object"))
-    query = select(*columns, cast(table.c.data, Text), cast(table.c.headers, Text)).order_by(table.c.id)
+    query = select(*columns, cast(table.c.data, Text), cast(table.c.headers, Text)).order_by(
+        table.c.id
+    )
     return [
-        StagedRecord(channel, Shard(shard), key, action, object_name, parse_json(data), headers and parse_json(headers))
+        StagedRecord(
+            channel,
+            Shard(shard),
+            key,
+            action,
+            object_name,
+            parse_json(data),
+            headers and parse_json(headers),
+        )
         for channel, shard, key, action, object_name, data, headers in _read(source, schema, query)
     ]
 
@@ -70,16 +82,19 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
         source: A session or a connection of the application.
         to: The channel or its name.
         key: The key, as ``stage`` takes it.
-        tenant: Of a queue: the tenant, as ``stage`` takes it; ``key`` is then the key within the tenant.
+        tenant: Of a queue: the tenant, as ``stage`` takes it; ``key`` is then the key within the
+            tenant.
         action: What happened.
         object: What it happened to.
-        data: A part of the payload: a dict matches if each of its values matches, at any depth; any other value matches
-            if it is equal, as it is or as staging writes it (``Decimal("1.50")`` matches ``"1.50"``).
+        data: A part of the payload: a dict matches if each of its values matches, at any depth; any
+            other value matches if it is equal, as it is or as staging writes it
+            (``Decimal("1.50")`` matches ``"1.50"``).
         headers: A part of the headers, likewise.
         schema: See ``staged``.
 
     Raises:
-        AssertionError: No record matches, or several do; the message lists what was staged, and what differs.
+        AssertionError: No record matches, or several do; the message lists what was staged, and
+            what differs.
     """
     parts = {"action": action, "object": object, "data": as_plain(data, "data"), "headers": headers}
     expected = _wanted(to, key, tenant, parts)
@@ -88,10 +103,12 @@ def assert_staged(  # noqa: PLR0913  a record has this many parts; all have defa
     if len(matching) == 1:
         return matching[0]
     if not matching:
-        raise AssertionError(f"no staged record has {_described(expected)}\n{_listed(records, expected)}")
+        raise AssertionError(
+            f"no staged record has {_described(expected)}\n{_listed(records, expected)}"
+        )
     raise AssertionError(
-        f"{len(matching)} staged records have {_described(expected)}; assert_staged takes exactly one: "
-        f"narrow it down, or count staged(…)\n{_listed(matching, {})}"
+        f"{len(matching)} staged records have {_described(expected)}; assert_staged takes exactly "
+        f"one: narrow it down, or count staged(…)\n{_listed(matching, {})}"
     )
 
 
@@ -118,7 +135,8 @@ def assert_not_staged(  # noqa: PLR0913  the same
     matching = [record for record in records if not any(_differences(expected, record))]
     if matching:
         raise AssertionError(
-            f"expected no staged record with {_described(expected)}, found {len(matching)}\n{_listed(matching, {})}"
+            f"expected no staged record with {_described(expected)}, found "
+            f"{len(matching)}\n{_listed(matching, {})}"
         )
 
 
@@ -139,7 +157,9 @@ def _read(source: Source, schema: str, query: Select[Any]) -> Iterable[Sequence[
     return read_directly(source, str(query.compile(dialect=dialect)))
 
 
-def _wanted(channel: Channel | str | None, key: object, tenant: object, parts: dict[str, Any]) -> dict[str, Any]:
+def _wanted(
+    channel: Channel | str | None, key: object, tenant: object, parts: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the fields that must match."""
     if tenant is not None or isinstance(channel, Queue):
         # A record of a queue has its tenant for a key, and its key in a header.
@@ -201,23 +221,30 @@ def _listed(records: list[StagedRecord], expected: Mapping[str, Any]) -> str:
 
 def _line(record: StagedRecord) -> str:
     headers = f" headers {record.headers!r}" if record.headers is not None else ""
-    return f"{record.channel} key {record.key!r}: {record.action} {record.object} {record.data!r}{headers}"
+    return (
+        f"{record.channel} key {record.key!r}: {record.action} {record.object} "
+        f"{record.data!r}{headers}"
+    )
 
 
 T = TypeVar("T")
 
 
-def eventually(predicate: Callable[[], T], description: str, *, timeout_s: float = 30, interval_s: float = 0.02) -> T:
+def eventually(
+    predicate: Callable[[], T], description: str, *, timeout_s: float = 30, interval_s: float = 0.02
+) -> T:
     """Calls ``predicate`` until it returns a true value; returns that value.
 
     Args:
         predicate: Called at least once; its exceptions are not caught.
-        description: What the test waits for, for the failure message: ``"the second consumer takes over shard 2"``.
+        description: What the test waits for, for the failure message:
+            ``"the second consumer takes over shard 2"``.
         timeout_s: Seconds after which it fails.
         interval_s: Pause between two calls, in seconds.
 
     Raises:
-        AssertionError: No value was true in time; the message has ``description`` and the last value.
+        AssertionError: No value was true in time; the message has ``description`` and the last
+            value.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -225,5 +252,7 @@ def eventually(predicate: Callable[[], T], description: str, *, timeout_s: float
         if answer:
             return answer
         if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {description} (last answer: {answer!r})")
+            raise AssertionError(
+                f"not within {timeout_s:g} s: {description} (last answer: {answer!r})"
+            )
         time.sleep(interval_s)

@@ -60,7 +60,10 @@ def temporary_database(server_url: str, template: str | None) -> Iterator[str]:
 
 
 class TemplateDatabases:
-    """Databases that are copies of a template; there is one template for each name of Penstock's schema."""
+    """Databases that are copies of a template.
+
+    There is one template for each name of Penstock's schema.
+    """
 
     def __init__(self, server_url: str, create_tables: Callable[[Engine], object]) -> None:
         """Remember the arguments; the first ``copy`` creates the template."""

@@ -26,7 +26,10 @@ RETRY_S = 0.02
 """Pause after the first failed attempt at a job of a queue, in seconds."""
 
 MAX_ROUNDS = 100
-"""Rounds after which ``drained`` gives up: some handler stages a new record for each record that it reads."""
+"""Rounds after which ``drained`` gives up.
+
+Some handler stages a new record for each record that it reads.
+"""
 
 
 def drained(  # noqa: PLR0913  what a run takes
@@ -39,13 +42,15 @@ def drained(  # noqa: PLR0913  what a run takes
     timeout_s: float = 60.0,
     sources: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
-    """Publishes what is staged and committed, and has the consumers process it, until nothing is left.
+    """Publishes staged, committed records and has the consumers process them until none is left.
 
-    Records that handlers stage are processed too.  Everything runs in the calling thread, but for the jobs of queues, which
-    have threads or an event loop of their own.  In an ``async def`` test with consumers that are ``async def``, give it another
-    thread: ``await asyncio.to_thread(drained, …)``.
+    Records that handlers stage are processed too.  Everything runs in the calling thread, but for
+    the jobs of queues, which have threads or an event loop of their own.  In an ``async def`` test
+    with consumers that are ``async def``, give it another thread:
+    ``await asyncio.to_thread(drained, …)``.
 
-    Queues are worked on until they are empty: failed jobs are retried soon, jobs that are due later stay.
+    Queues are worked on until they are empty: failed jobs are retried soon, jobs that are due later
+    stay.
 
     Args:
         pipeline: The pipeline.
@@ -53,16 +58,19 @@ def drained(  # noqa: PLR0913  what a run takes
         redis_url: Redis or Valkey.
         consumers: Names of the consumers to run; by default all.
         allow_dead_letters: Whether records may be dead-lettered.
-        timeout_s: Longest time that a consumer may take, in seconds: a handler may return ``Snooze`` for ever.
-        sources: For consumers that read several sources: the URL of each source's Postgres, by the source's name.  Their
-            streamers are not this pipeline's: drain their own pipelines first.
+        timeout_s: Longest time that a consumer may take, in seconds: a handler may return
+            ``Snooze`` for ever.
+        sources: For consumers that read several sources: the URL of each source's Postgres, by the
+            source's name.  Their streamers are not this pipeline's: drain their own pipelines
+            first.
 
     Returns:
         For each consumer, how many records or members it has applied.
 
     Raises:
-        AssertionError: A shard is halted, a consumer is paused, records were dead-lettered, handlers stage without end, or the time is over.
-            The last exception of a handler is its cause.
+        AssertionError: A shard is halted, a consumer is paused, records were dead-lettered,
+            handlers stage without end, or the time is over.  The last exception of a handler is its
+            cause.
         DeclarationError: An event loop runs in this thread, and a consumer is ``async def``.
         PenstockError: What the streamer or a worker raises.
     """
@@ -92,7 +100,10 @@ def drained(  # noqa: PLR0913  what a run takes
 
 
 def _refuse_running_loop(consumers: Iterable[ConsumerSpec]) -> None:
-    """Refuses async consumers in a running event loop, before anything is opened; workers of queues have threads."""
+    """Refuses async consumers in a running event loop, before anything is opened.
+
+    Workers of queues have threads.
+    """
     needing = [c.name for c in consumers if c.is_async and not isinstance(c, WorkerSpec)]
     try:
         asyncio.get_running_loop()
@@ -100,8 +111,9 @@ def _refuse_running_loop(consumers: Iterable[ConsumerSpec]) -> None:
         return
     if needing:
         raise DeclarationError(
-            f"consumer {needing[0]} is async def and is run in an event loop of its own, and the test runs in one. Drain in another "
-            "thread: await asyncio.to_thread(penstock_drain), or await asyncio.to_thread(drained, …)"
+            f"consumer {needing[0]} is async def and is run in an event loop of its own, and the "
+            "test runs in one. Drain in another thread: await asyncio.to_thread(penstock_drain), "
+            "or await asyncio.to_thread(drained, …)"
         )
 
 
@@ -114,10 +126,15 @@ def _drained(streamer: Streamer, drains: Mapping[str, Callable[[], int]]) -> dic
         if not published and not any(counts.values()):
             return applied
         applied = {name: applied[name] + count for name, count in counts.items()}
-    raise AssertionError(f"not drained after {MAX_ROUNDS} rounds: a handler stages a record for each one that it reads")
+    raise AssertionError(
+        f"not drained after {MAX_ROUNDS} rounds: a handler stages a record for each one that it "
+        "reads"
+    )
 
 
-def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_LastFailure") -> int:
+def _drained_in_time(
+    worker: Worker | SeveralRunners, timeout_s: float, last: "_LastFailure"
+) -> int:
     """Runs a worker until nothing is left, within the time; returns what it has applied."""
     deadline = monotonic() + timeout_s
 
@@ -130,7 +147,9 @@ def _drained_in_time(worker: Worker | SeveralRunners, timeout_s: float, last: "_
     return worker.drain(check)
 
 
-def within(consumer: ConsumerSpec, context: Callable[[Any], AbstractContextManager[None]]) -> ConsumerSpec:
+def within(
+    consumer: ConsumerSpec, context: Callable[[Any], AbstractContextManager[None]]
+) -> ConsumerSpec:
     """Returns the consumer with its handler called within a context made from its records."""
     handler: Callable[..., Any] = consumer.handler
 
@@ -186,20 +205,29 @@ class _Failures:
     def stopped(self, consumers: Sequence[ConsumerSpec]) -> list[str]:
         """Describes the pauses of consumers and their channels, and their halted shards."""
         rows = self._rows("halted_shards", consumers=[consumer.name for consumer in consumers])
-        read = [(consumer.name, name) for consumer in consumers for name in _names_read(consumer.channel)]
+        read = [
+            (consumer.name, name)
+            for consumer in consumers
+            for name in _names_read(consumer.channel)
+        ]
         active = (
-            pause for pause in read_pauses(self.connection, self.scope) if any(pause.holds(*pair) for pair in read)
+            pause
+            for pause in read_pauses(self.connection, self.scope)
+            if any(pause.holds(*pair) for pair in read)
         )
         pauses = [str(pause) for pause in active]
-        return pauses + [f"consumer {name} is halted in {channel}/{shard}: {why}" for name, channel, shard, why in rows]
+        return pauses + [
+            f"consumer {name} is halted in {channel}/{shard}: {why}"
+            for name, channel, shard, why in rows
+        ]
 
     def dead_letters(self) -> dict[tuple[str, str, int, int], str]:
         """Describes the dead letters, by consumer, channel, shard and offset."""
         rows = self._rows("dead_letters_written")
         return {
             (consumer, channel, shard, offset): (
-                f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, {action} {object_name}, "
-                f"after {format_count(attempts, 'attempt')}: {reason}"
+                f"consumer {consumer} dead-lettered {channel}/{shard}/{offset}, key {key!r}, "
+                f"{action} {object_name}, after {format_count(attempts, 'attempt')}: {reason}"
             )
             for consumer, channel, shard, offset, key, action, object_name, attempts, reason in rows
         }

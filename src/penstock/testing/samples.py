@@ -36,21 +36,23 @@ def make_record(  # noqa: PLR0913  a record has this many parts; all have defaul
         handler(session, [make_record({"fare": n}, offset=n) for n in (1, 2, 3)])
 
     Args:
-        data: The payload, as ``stage`` takes it: what the handler reads has been through the same JSON.
+        data: The payload, as ``stage`` takes it: what the handler reads has been through the same
+            JSON.
         channel: The channel or its name.
         key: A str, int or UUID, or a tuple of them.
         action: What happened.
         object: What it happened to.
         headers: Beside the payload.
         offset: Position in the shard, from 1.
-        shard: Number of the shard; by default the key's shard if ``channel`` is a channel, or else 0.
+        shard: Number of the shard; by default the key's shard if ``channel`` is a channel, or else
+            0.
         id: Number of the staged record; by default the offset.
         staged_at: When it was staged; an aware datetime.
         payload: As the consumer declares it, for a handler that reads ``record.payload``.
 
     Raises:
-        InvalidRecord: The application could not have staged such a record, or ``data`` does not fit ``payload``: the consumer
-            would dead-letter it.
+        InvalidRecord: The application could not have staged such a record, or ``data`` does not fit
+            ``payload``: the consumer would dead-letter it.
         DeclarationError: ``payload`` is no model.
     """
     text = key_text(key)
@@ -88,12 +90,13 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
     staged_at: datetime = _STAGED_AT,
     payload: type[Payload] | None = None,
 ) -> Job[Payload]:
-    """Makes a job as a worker's handler gets it, with defaults for what the test does not care about.
+    """Makes a job as a worker's handler gets it, with defaults for all that the test ignores.
 
         assert isinstance(handler(session, make_job({"to": "ann"}, attempts=3)), Snooze)
 
     Args:
-        data: The payload, as ``stage`` takes it: what the handler reads has been through the same JSON.
+        data: The payload, as ``stage`` takes it: what the handler reads has been through the same
+            JSON.
         channel: The queue or its name.
         tenant: Whose it is.
         key: Its key within the tenant.
@@ -110,7 +113,14 @@ def make_job(  # noqa: PLR0913  a job has this many parts; all have defaults
         DeclarationError: ``payload`` is no model.
     """
     record: Record = make_record(
-        data, channel=channel, key=tenant, action=action, object=object, headers=headers, id=id, staged_at=staged_at
+        data,
+        channel=channel,
+        key=tenant,
+        action=action,
+        object=object,
+        headers=headers,
+        id=id,
+        staged_at=staged_at,
     )
     header = {name: getattr(record, name) for name in ("action", "object", "staged_us")}
     job = Job[Payload](

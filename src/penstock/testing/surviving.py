@@ -1,7 +1,8 @@
-"""A pipeline's consumers under the faults that they will meet: their tables have to end as if nothing had happened.
+"""A pipeline's consumers under the faults that they will meet.
 
-Every run begins with a copy of the test's database, so that whatever was staged and committed there is applied again and again: twice
-without a fault, to see which columns differ by themselves, then once for each consumer and fault.
+Their tables have to end as if nothing had happened.  Every run begins with a copy of the test's
+database, so that whatever was staged and committed there is applied again and again: twice without
+a fault, to see which columns differ by themselves, then once for each consumer and fault.
 """
 
 import threading
@@ -125,29 +126,34 @@ def survives(
     ignore: Iterable[str] = (),
     also: Iterable[str] = (),
 ) -> None:
-    """Checks that consumers end with the same rows after crashes, redelivery, an emptied Redis, or beside a second process.
+    """Checks that consumers end with the same rows after crashes, redelivery and other faults.
 
-    Stage and commit first, as for ``drained``; the records must not be applied yet.  Each run has a copy of the database, and takes some
-    tenths of a second; there are two, and six for each consumer.  The test's database must have no other sessions meanwhile: dispose of
-    its engine.  It stays as it was, except for what a handler writes by a connection of its own, which is reported.
+    Stage and commit first, as for ``drained``; the records must not be applied yet.  Each run has a
+    copy of the database, and takes some tenths of a second; there are two, and six for each
+    consumer.  The test's database must have no other sessions meanwhile: dispose of its engine.  It
+    stays as it was, except for what a handler writes by a connection of its own, which is reported.
 
-    Columns that the database numbers, and those that differ between two runs without a fault, such as times, are not compared.  Effects
-    outside Postgres are not seen.
+    Columns that the database numbers, and those that differ between two runs without a fault, such
+    as times, are not compared.  Effects outside Postgres are not seen.
 
     Args:
         pipeline: The pipeline.
         database_url: Postgres; the role needs CREATEDB.
-        redis_url: Redis or Valkey; the keys of the pipeline's namespace are deleted before each run.
+        redis_url: Redis or Valkey; the keys of the pipeline's namespace are deleted before each
+            run.
         consumers: Names of the consumers to test; by default all but those that need Spark.
         ignore: Columns that are not compared, as ``table.column``.
         also: Schemas whose tables are compared, beside ``public``.
 
     Raises:
-        AssertionError: A consumer does not survive: the text says which, under which fault, and which rows differ.  Or two runs without
-            a fault differ, a handler writes by a connection of its own, or the database has other sessions.
+        AssertionError: A consumer does not survive: the text says which, under which fault, and
+            which rows differ.  Or two runs without a fault differ, a handler writes by a connection
+            of its own, or the database has other sessions.
     """
     names = (
-        [n for n, spec in pipeline.consumers.items() if not spec.dataframe] if consumers is None else list(consumers)
+        [n for n, spec in pipeline.consumers.items() if not spec.dataframe]
+        if consumers is None
+        else list(consumers)
     )
     left_out = frozenset(ignore)
 
@@ -162,19 +168,24 @@ def survives(
         clean, again = (run(partial(_Run.finish, names=names)) for _ in range(2))
         if outside := list(compare(original, read_tables(database_url, also), {})):
             raise AssertionError(
-                f"a handler has written by a connection of its own, not by the session that it is given: {', '.join(outside)}. "
-                "Such an effect is not in the transaction of the checkpoint: it may be lost, or happen twice"
+                "a handler has written by a connection of its own, not by the session that it is "
+                f"given: {', '.join(outside)}. Such an effect is not in the transaction of the "
+                "checkpoint: it may be lost, or happen twice"
             )
         unstable = {name: find_unstable(clean[name], again[name], name, left_out) for name in clean}
         if differences := list(compare(clean, again, unstable)):
             raise AssertionError(
-                f"without any fault, a second run ends with other rows: {', '.join(differences)}. A handler keeps something between runs, "
-                "or depends on what is random"
+                f"without any fault, a second run ends with other rows: {', '.join(differences)}. "
+                "A handler keeps something between runs, or depends on what is random"
             )
         for name in names:
             wrong: dict[Hazard, list[str]] = {}
             for hazard in HAZARDS:
-                survivors = run(partial(_suffer, hazard=hazard, consumer=pipeline.get_consumer(name), names=names))
+                survivors = run(
+                    partial(
+                        _suffer, hazard=hazard, consumer=pipeline.get_consumer(name), names=names
+                    )
+                )
                 if differences := list(compare(clean, survivors, unstable)):
                     wrong[hazard] = differences
             failures += _describe(name, wrong)
@@ -185,7 +196,7 @@ def survives(
 
 
 def _describe(name: str, wrong: Mapping[Hazard, Sequence[str]]) -> Iterator[str]:
-    """Describes the faults that a consumer does not survive, with the rows of the first, which may cause the others."""
+    """Describes the faults that a consumer does not survive, with the rows of the first."""
     for hazard, differences in list(wrong.items())[:1]:
         yield f"{name} does not survive {hazard.text}:"
         yield from (f"    {line}" for line in differences)
@@ -205,7 +216,10 @@ def _suffer(trial: _Run, hazard: Hazard, consumer: ConsumerSpec, names: Iterable
 
 
 def _die(trial: _Run, consumer: ConsumerSpec, points: Iterable[str]) -> None:
-    """Ends the worker at the first of these crash points; a job fails instead, because it has threads of its own."""
+    """Ends the worker at the first of these crash points.
+
+    A job fails instead, because it has threads of its own.
+    """
     if isinstance(consumer, WorkerSpec):
         if points == BEFORE_COMMIT and consumer.attempts > 1:
             trial.work_off(_failing_once(consumer))
@@ -283,28 +297,33 @@ def _work_beside(trial: _Run, consumer: ConsumerSpec) -> None:
 HAZARDS = (
     Hazard(
         "a crash between its effect and the commit",
-        "Its effect is then in the database although the transaction was rolled back, or in a variable: write by the session alone",
+        "Its effect is then in the database although the transaction was rolled back, or in a "
+        "variable: write by the session alone",
         partial(_die, points=BEFORE_COMMIT),
     ),
     Hazard(
         "a crash behind the commit",
-        "Something is to happen behind the commit, and nobody does it again: stage a record instead",
+        "Something is to happen behind the commit, and nobody does it again: stage a record "
+        "instead",
         partial(_die, points=AFTER_COMMIT),
     ),
     Hazard(
         "a second delivery",
-        "It counts calls, or keeps something between them: what it needs to know belongs in a table",
+        "It counts calls, or keeps something between them: what it needs to know belongs in a "
+        "table",
         _repeat,
     ),
     Hazard(
         "records one by one",
-        "It depends on which records come together: any number of them may, in the order of each key",
+        "It depends on which records come together: any number of them may, in the order of each "
+        "key",
         _one_by_one,
     ),
     Hazard("an emptied Redis", "It reads from Redis what only Postgres keeps", _empty_redis),
     Hazard(
         "a second process beside it",
-        "Two of its shards change one row: see docs/how-to/write-a-handler.md, or it keeps something in the process",
+        "Two of its shards change one row: see docs/how-to/write-a-handler.md, or it keeps "
+        "something in the process",
         _work_beside,
     ),
 )
@@ -321,7 +340,8 @@ def copied(url: str) -> Iterator[str]:
         while connection.execute(query, [database]).fetchall() != [(0,)]:
             if monotonic() > deadline:
                 raise AssertionError(
-                    f"{database} has other sessions, and cannot be copied: end those of the test, and dispose of its engine: engine.dispose()"
+                    f"{database} has other sessions, and cannot be copied: end those of the test, "
+                    "and dispose of its engine: engine.dispose()"
                 )
             sleep(0.01)
     with temporary_database(server, database) as copy:
@@ -335,7 +355,9 @@ def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
         tables = statements("penstock.testing", DEFAULT_SCOPE.schema)["application_tables"]
         rows = connection.execute(tables, {"also": list(also)}).fetchall()
         for space, name, columns in rows:
-            listed = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
+            listed = sql.SQL(", ").join(
+                sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns
+            )
             query = sql.SQL("SELECT {} FROM {}").format(listed, sql.Identifier(space, name))
             title = name if space == "public" else f"{space}.{name}"
             by_title[title] = Table(tuple(columns), Counter(connection.execute(query).fetchall()))
@@ -345,11 +367,15 @@ def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
 def find_unstable(one: Table, other: Table, name: str, ignored: frozenset[str]) -> frozenset[str]:
     """Finds the columns that differ between two runs; adds the ignored ones."""
     return frozenset(
-        column for column in one.columns if f"{name}.{column}" in ignored or one.values(column) != other.values(column)
+        column
+        for column in one.columns
+        if f"{name}.{column}" in ignored or one.values(column) != other.values(column)
     )
 
 
-def compare(expected: Tables, actual: Tables, left_out: Mapping[str, frozenset[str]]) -> Iterator[str]:
+def compare(
+    expected: Tables, actual: Tables, left_out: Mapping[str, frozenset[str]]
+) -> Iterator[str]:
     """Yields a line for each table whose rows differ."""
     for name, table in expected.items():
         nothing: frozenset[str] = frozenset()
@@ -357,7 +383,9 @@ def compare(expected: Tables, actual: Tables, left_out: Mapping[str, frozenset[s
         surplus, fewer = wrong.rows - right.rows, right.rows - wrong.rows
         if surplus or fewer:
             lines = [
-                f"{verb} {_show(right.columns, rows)}" for verb, rows in (("has", surplus), ("lacks", fewer)) if rows
+                f"{verb} {_show(right.columns, rows)}"
+                for verb, rows in (("has", surplus), ("lacks", fewer))
+                if rows
             ]
             yield f"{name} {', and '.join(lines)}"
 
@@ -365,4 +393,6 @@ def compare(expected: Tables, actual: Tables, left_out: Mapping[str, frozenset[s
 def _show(columns: tuple[str, ...], rows: Counter[Row]) -> str:
     listed = list(rows.elements())
     texts = [str(dict(zip(columns, row, strict=True))) for row in listed[:MAX_SHOWN]]
-    return ", ".join(texts) + (f" and {len(listed) - MAX_SHOWN} rows more" if len(listed) > MAX_SHOWN else "")
+    return ", ".join(texts) + (
+        f" and {len(listed) - MAX_SHOWN} rows more" if len(listed) > MAX_SHOWN else ""
+    )

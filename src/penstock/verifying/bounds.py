@@ -1,7 +1,7 @@
 """The range to verify in each shard, and what the ends of log and journal show by themselves.
 
-The reading order makes it exact: checkpoints, then the ends of the log, then the ends of the journal.  When each was read
-it was behind the next one, and the next one has only grown since.
+The reading order makes it exact: checkpoints, then the ends of the log, then the ends of the
+journal.  When each was read it was behind the next one, and the next one has only grown since.
 """
 
 from collections import defaultdict
@@ -25,15 +25,27 @@ from penstock.errors import InvalidSetting, Unknown
 from penstock.journal.journal_reader import journal_tails
 from penstock.parsing import find_number
 from penstock.records import BEGINNING, Offset, Place, Scope, Shard, ShardName
-from penstock.verifying.comparing import QUEUED, Finding, FindingKind, UnexpectedEntry, VerificationRange, make_finding
+from penstock.verifying.comparing import (
+    QUEUED,
+    Finding,
+    FindingKind,
+    UnexpectedEntry,
+    VerificationRange,
+    make_finding,
+)
 
 Start = Offset | Place | str | None
-"""The first record to verify: an offset in every shard, a place, a time that Postgres can parse, or the beginning of the journal.  With
-a place, only its shard is compared."""
+"""The first record to verify: an offset in every shard, a place, or a time; None is the beginning.
+
+With a place, only its shard is compared.
+"""
 
 CATCH_UP_TIMEOUT_S = 10.0
-"""Seconds that a log may be behind a checkpoint before that is a finding.  A consumer that began with the tables
-stands at the end of the journal, and the publisher may not have reached it yet, or may be refilling a deleted Ick."""
+"""Seconds that a log may be behind a checkpoint before that is a finding.
+
+A consumer that began with the tables is at the end of the journal.  The publisher may not have
+reached that yet, or may be refilling a deleted Ick.
+"""
 
 BEYOND = 1000
 """Most entries beyond the end of the journal that are read."""
@@ -43,9 +55,10 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range to verify in each shard, and what the ends show: findings, and entries beyond the end of the journal.
+    """The range to verify in each shard, and what the ends show.
 
-    ``unpublished`` is the number of records that the log does not have yet.
+    Findings, and entries beyond the end of the journal.  ``unpublished`` is the number of records
+    that the log does not have yet.
     """
 
     ranges: Sequence[VerificationRange]
@@ -92,13 +105,23 @@ def read_bounds(
             beyond = list(_read_beyond(client, scope, shard, end, log_ends[shard]))
             unexpected += beyond
             if not beyond:
-                text = f"the log has given offsets up to {log_ends[shard]}, the journal ends at {end}"
+                text = (
+                    f"the log has given offsets up to {log_ends[shard]}, the journal ends at {end}"
+                )
                 findings.append(make_finding(shard, FindingKind.SURPLUS, "log", end + 1, text))
         previous = max(state.journal_starts[shard], first.get(shard, end + 1)) - 1
         if previous < end:
             traits = get_traits(state.kinds.get(shard))
-            compared = min(log_ends[shard], end) if traits.keeps_records else QUEUED if traits.has_jobs else BEGINNING
-            ranges.append(VerificationRange(shard, previous, end, compared, shard in state.evicting))
+            compared = (
+                min(log_ends[shard], end)
+                if traits.keeps_records
+                else QUEUED
+                if traits.has_jobs
+                else BEGINNING
+            )
+            ranges.append(
+                VerificationRange(shard, previous, end, compared, shard in state.evicting)
+            )
     unpublished = sum(max(0, journal.get(shard, BEGINNING) - log_ends[shard]) for shard in shards)
     return Bounds(ranges, unpublished, findings, unexpected)
 
@@ -115,23 +138,33 @@ def _read_starts(
         return dict.fromkeys(shards, start or 1)
     try:
         since = {**name_shards(shards), "since": start}
-        rows = fetch(connection, scope, "penstock.verifying.first_since", "reading the journal", since)
+        rows = fetch(
+            connection, scope, "penstock.verifying.first_since", "reading the journal", since
+        )
     except psycopg.DataError as error:
         raise InvalidSetting(
-            f"--from is {start!r}; it takes an offset, or a time that Postgres can parse, such as 2026-03-01, "
-            "'2026-03-01 02:00+00' or yesterday"
+            f"--from is {start!r}; it takes an offset, or a time that Postgres can parse, such as "
+            "2026-03-01, '2026-03-01 02:00+00' or yesterday"
         ) from error
     return {ShardName(channel, Shard(shard)): first for channel, shard, first in rows}
 
 
-def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardName]) -> _PostgresState:
+def _read_postgres(
+    connection: Connection, scope: Scope, shards: Sequence[ShardName]
+) -> _PostgresState:
     channels = registered_channels(connection, scope)
     kinds = {shard: channels[shard.channel].kind for shard in shards if shard.channel in channels}
     registered = {shard for channel in channels.values() for shard in channel.shard_names}
     evicting = {s for s in kinds if channels[s.channel].redis_memory is not None}
     state = _PostgresState(kinds, {}, {}, registered, evicting)
     values = name_shards(shards)
-    rows = fetch(connection, scope, "penstock.verifying.checkpoints_and_beginnings", "reading checkpoints", values)
+    rows = fetch(
+        connection,
+        scope,
+        "penstock.verifying.checkpoints_and_beginnings",
+        "reading checkpoints",
+        values,
+    )
     for channel, number, first_offset, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
         state.journal_starts[shard] = first_offset
@@ -143,7 +176,10 @@ def _read_postgres(connection: Connection, scope: Scope, shards: Sequence[ShardN
 def _read_log_ends(
     client: RedisClient, scope: Scope, shards: Sequence[ShardName], state: _PostgresState
 ) -> tuple[dict[ShardName, Offset], list[Finding]]:
-    """Returns the ends of the log and the unreadable shards; waits for the log to reach the checkpoints."""
+    """Returns the ends of the log and the unreadable shards.
+
+    Waits for the log to reach the checkpoints.
+    """
     deadline = monotonic() + CATCH_UP_TIMEOUT_S
     of_kind: defaultdict[str | None, list[ShardName]] = defaultdict(list)
     for shard in shards:
@@ -158,7 +194,8 @@ def _read_log_ends(
         for kind, group in of_kind.items():
             log_ends |= ask_each(partial(get_kind(kind).ends, client, scope.namespace), group, note)
         behind = any(
-            checkpoint > log_ends.get(shard, checkpoint) for (_, shard), checkpoint in state.checkpoints.items()
+            checkpoint > log_ends.get(shard, checkpoint)
+            for (_, shard), checkpoint in state.checkpoints.items()
         )
         if not behind or monotonic() > deadline:
             return log_ends, unreadable
@@ -168,22 +205,31 @@ def _read_log_ends(
 def _check_checkpoints(
     state: _PostgresState, log_ends: dict[ShardName, Offset], journal: dict[ShardName, Offset]
 ) -> Iterator[Finding]:
-    """Compares each checkpoint with the ends of journal and log, and with the beginning of the journal."""
+    """Compares each checkpoint with the ends of journal and log and the journal's beginning."""
     for (consumer, shard), checkpoint in state.checkpoints.items():
         if shard not in log_ends:
             continue
         end, journal_start = journal.get(shard, BEGINNING), state.journal_starts[shard]
         if checkpoint > end:
-            kind, text = FindingKind.AHEAD, f"its checkpoint is {checkpoint}, the journal ends at {end}"
+            kind, text = (
+                FindingKind.AHEAD,
+                f"its checkpoint is {checkpoint}, the journal ends at {end}",
+            )
             first, count = end + 1, checkpoint - end
         elif checkpoint > log_ends[shard]:
             kind = FindingKind.AHEAD
             ending = "Ick was marked up to" if state.kinds.get(shard) == "ick" else "log ends at"
-            text = f"its checkpoint is {checkpoint}, the {ending} {log_ends[shard]}: Redis has lost records, or no streamer fills it"
+            text = (
+                f"its checkpoint is {checkpoint}, the {ending} {log_ends[shard]}: Redis has "
+                "lost records, or no streamer fills it"
+            )
             first, count = log_ends[shard] + 1, checkpoint - log_ends[shard]
         elif checkpoint + 1 < journal_start:
             kind = FindingKind.MISSING
-            text = f"its checkpoint is {checkpoint}, the journal begins at {journal_start}: the records between were removed before it passed them"
+            text = (
+                f"its checkpoint is {checkpoint}, the journal begins at {journal_start}: the "
+                "records between were removed before it passed them"
+            )
             first, count = checkpoint + 1, journal_start - checkpoint - 1
         else:
             continue
@@ -193,9 +239,10 @@ def _check_checkpoints(
 def _check_unread(
     state: _PostgresState, journal: dict[ShardName, Offset], declared: Collection[ShardName]
 ) -> Iterator[Finding]:
-    """Finds shards of the journal that no channel has, and those in which a consumer has no checkpoint.
+    """Finds shards of the journal without a channel, or without a checkpoint of a consumer.
 
-    What is registered counts: an application that declares more shards stages into some that nobody reads.
+    What is registered counts: an application that declares more shards stages into some that nobody
+    reads.
     """
     channels = {shard.channel for shard in state.registered}
     for shard, end in journal.items():
@@ -204,16 +251,31 @@ def _check_unread(
             continue
         is_declared = shard in declared and shard.channel not in channels
         if shard not in state.registered and not is_declared:
-            text = "no channel is registered or declared with this shard, so no consumer reads its records"
-            yield make_finding(
-                shard, FindingKind.MISSING, "consumers", journal_start, text, count=end - journal_start + 1
+            text = (
+                "no channel is registered or declared with this shard, so no consumer reads "
+                "its records"
             )
-        for consumer in sorted(name for name, channel in state.consumers if channel == shard.channel):
+            yield make_finding(
+                shard,
+                FindingKind.MISSING,
+                "consumers",
+                journal_start,
+                text,
+                count=end - journal_start + 1,
+            )
+        for consumer in sorted(
+            name for name, channel in state.consumers if channel == shard.channel
+        ):
             if (consumer, shard) not in state.checkpoints:
                 text = "it has no checkpoint in this shard, so it reads none of its records"
                 source = f"consumer {consumer}"
                 yield make_finding(
-                    shard, FindingKind.MISSING, source, journal_start, text, count=end - journal_start + 1
+                    shard,
+                    FindingKind.MISSING,
+                    source,
+                    journal_start,
+                    text,
+                    count=end - journal_start + 1,
                 )
 
 
@@ -222,7 +284,9 @@ def _read_beyond(
 ) -> Iterator[UnexpectedEntry]:
     """Yields the first ``BEYOND`` entries of the log beyond the end of the journal."""
     with redis_errors(f"reading {shard}"):
-        entries = client.xrange(log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND)
+        entries = client.xrange(
+            log_keys(scope.namespace, shard).stream, f"{end + 1}-0", f"{last}", BEYOND
+        )
     for entry_id, fields in entries:
         offset, record = int(entry_id.partition(b"-")[0]), find_number(fields.get(b"id", b""))
         yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, None)

@@ -1,4 +1,6 @@
-"""Compares one range of a shard, entry by entry: what Postgres names there against what the log holds.
+"""Compares one range of a shard, entry by entry.
+
+What Postgres names there against what the log holds.
 
 Needs no server.  An engine calls this only for ranges that a bulk comparison did not find equal.
 """
@@ -19,12 +21,15 @@ from penstock.records import ShardName
 class FindingKind(StrEnum):
     """The kind of a finding."""
 
-    MISSING = "missing"  # an entry of the log, an offset of the journal or a staged record is not there and should be
+    # an entry of the log, an offset of the journal or a staged record is not there and should be
+    MISSING = "missing"
     SURPLUS = "surplus"  # an entry of the log that the journal does not know
     CHANGED = "changed"  # the same record with other content
     DAMAGED = "damaged"  # an entry of the log that cannot be read
     DOUBLED = "doubled"  # a record that stands at two offsets
-    INVERTED = "inverted"  # a record that stands at another's offset, or after one that it should precede
+    INVERTED = (
+        "inverted"  # a record that stands at another's offset, or after one that it should precede
+    )
     OVERLOOKED = "overlooked"  # a record that was committed before the last tick and has no offset
     AHEAD = "ahead"  # a checkpoint beyond the end of the journal or of the log
 
@@ -59,14 +64,19 @@ def make_finding(  # noqa: PLR0913  a finding has so many parts
 
 @dataclass(frozen=True, slots=True)
 class UnexpectedEntry:
-    """A log entry that is not the record expected at its offset.  Classifying it takes the whole journal."""
+    """A log entry that is not the record expected at its offset.
+
+    Classifying it takes the whole journal.
+    """
 
     channel: str  # name of the channel
     shard: int  # number of the shard
     offset: int  # the first half of its id
     entry: str  # its id in the stream
     record: int | None  # id of the record it claims to be; None if it has none
-    expected: int | None  # the record expected at the offset; None if there is none, or the id's second half is not 0
+    expected: (
+        int | None
+    )  # the record expected at the offset; None if there is none, or the id's second half is not 0
 
 
 JournalPlace = tuple[str, int, int]
@@ -74,11 +84,14 @@ JournalPlace = tuple[str, int, int]
 
 
 def classify(
-    unexpected: Iterable[UnexpectedEntry], places: Mapping[int, list[JournalPlace]], findings: Iterable[Finding]
+    unexpected: Iterable[UnexpectedEntry],
+    places: Mapping[int, list[JournalPlace]],
+    findings: Iterable[Finding],
 ) -> Iterator[Finding]:
-    """Turns unexpected entries into findings, now that the places of their records in the journal are known.
+    """Turns unexpected entries into findings, by the places of their records in the journal.
 
-    A record that stands elsewhere, and is missing from its place in the other ``findings``, was moved, not doubled.
+    A record that stands elsewhere, and is missing from its place in the other ``findings``, was
+    moved, not doubled.
     """
     unexpected = list(unexpected)
     vacant = _vacant_runs(unexpected, findings)
@@ -91,7 +104,9 @@ def classify(
         yield Finding(kind, "log", entry.channel, entry.shard, entry.offset, 1, entry.record, text)
 
 
-def find_duplicates(records: Iterable[int], places: Mapping[int, list[JournalPlace]]) -> Iterator[Finding]:
+def find_duplicates(
+    records: Iterable[int], places: Mapping[int, list[JournalPlace]]
+) -> Iterator[Finding]:
     """Yields a finding for each place of a record in the journal but the first."""
     for record in records:
         first, *others = places.get(record, [("", 0, 0)])
@@ -116,7 +131,7 @@ def _vacant_runs(unexpected: Iterable[UnexpectedEntry], findings: Iterable[Findi
 
 
 def _classify_one(journaled: list[JournalPlace], vacant: list[_Run]) -> tuple[FindingKind, str]:
-    """Returns the kind of an entry whose record the journal has at ``journaled``, and where the record belongs."""
+    """Returns the kind of an entry, and where its record belongs, by its places in the journal."""
     if not journaled:
         return FindingKind.SURPLUS, "which the journal does not know"
     channel, shard, offset = journaled[0]
@@ -146,10 +161,12 @@ class VerificationRange:
     shard: ShardName
     after: int  # the offset before the first
     until: int  # the last offset
-    # The end of the log, read before anything else.  Records beyond it may still be on their way and are not expected in the
-    # log.  ``QUEUED`` in a queue, whose records are gone once they are done.
+    # The end of the log, read before anything else.  Records beyond it may still be on their way
+    # and are not expected in the log.  ``QUEUED`` in a queue, whose records are gone once they are
+    # done.
     published: int
-    evicts: bool = False  # true if the oldest entries of the log leave Redis when the memory of its channel is used up
+    # true if the oldest entries of the log leave Redis when the memory of its channel is used up
+    evicts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +176,9 @@ class ExpectedRecord:
     offset: int
     record: int  # id of the record that the journal names
     entry: int  # first offset of the journal row that names it
-    values: Sequence[bytes] | None  # the expected fields of the log entry; None if the staged record is gone
+    values: (
+        Sequence[bytes] | None
+    )  # the expected fields of the log entry; None if the staged record is gone
     at_home: bool  # true if the staged record names the same channel and shard as the journal
 
 
@@ -172,15 +191,18 @@ def compare(
 ) -> Iterator[Finding | UnexpectedEntry]:
     """Yields everything that is wrong in a range.
 
-    ``expected`` were read after ``entries``; then ``log_start``, the first offset of the log, before which it was evicted;
-    and last ``journal_start``, the first offset of the journal, before which retention has removed everything.
+    ``expected`` were read after ``entries``; then ``log_start``, the first offset of the log,
+    before which it was evicted; and last ``journal_start``, the first offset of the journal, before
+    which retention has removed everything.
     """
     shard = verified.shard
     by_offset: dict[int, ExpectedRecord] = {}
     for row in expected:
         if row.offset in by_offset:
             text = "two rows of the journal hold this offset"
-            yield make_finding(shard, FindingKind.DOUBLED, "journal", row.offset, text, record=row.record)
+            yield make_finding(
+                shard, FindingKind.DOUBLED, "journal", row.offset, text, record=row.record
+            )
         by_offset.setdefault(row.offset, row)
     offsets = range(max(verified.after + 1, journal_start), verified.until + 1)
     for first, count in _runs(n for n in offsets if n not in by_offset):
@@ -218,10 +240,14 @@ def _compare_staged(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Ite
         record = row.record
         if row.values is None:
             text = f"the journal names record {record}, which is not there: it cannot be sent again"
-            yield make_finding(shard, FindingKind.MISSING, "staged", row.offset, text, record=record)
+            yield make_finding(
+                shard, FindingKind.MISSING, "staged", row.offset, text, record=record
+            )
         elif not row.at_home:
             text = f"record {record} names another channel or shard than the journal"
-            yield make_finding(shard, FindingKind.CHANGED, "staged", row.offset, text, record=record)
+            yield make_finding(
+                shard, FindingKind.CHANGED, "staged", row.offset, text, record=record
+            )
 
 
 def _compare_order(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iterator[Finding]:
@@ -229,7 +255,9 @@ def _compare_order(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Iter
     for previous, row in pairwise(expected):
         if previous.entry == row.entry and previous.record > row.record:
             text = f"record {row.record} comes after record {previous.record} of the same tick"
-            yield make_finding(shard, FindingKind.INVERTED, "journal", row.offset, text, record=row.record)
+            yield make_finding(
+                shard, FindingKind.INVERTED, "journal", row.offset, text, record=row.record
+            )
 
 
 def _compare_entries(
@@ -241,15 +269,26 @@ def _compare_entries(
         if belongs is None and sequence == 0:
             continue  # retention removed it from Postgres first, or the hole is reported already
         values = tuple(fields[1::2]) if list(fields[::2]) == NAMES else None
-        if sequence or belongs is None or values is None or find_number(values[0]) != belongs.record:
+        if (
+            sequence
+            or belongs is None
+            or values is None
+            or find_number(values[0]) != belongs.record
+        ):
             record = find_number(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", b""))
             expected_record = belongs.record if belongs is not None and sequence == 0 else None
-            yield UnexpectedEntry(shard.channel, shard.shard, offset, entry_id.decode(), record, expected_record)
+            yield UnexpectedEntry(
+                shard.channel, shard.shard, offset, entry_id.decode(), record, expected_record
+            )
         elif belongs.values is not None and values != tuple(belongs.values):
             columns = zip(NAMES, values, belongs.values, strict=True)
-            names = " and ".join(_SHOWN[name] for name, logged, staged in columns if logged != staged)
+            names = " and ".join(
+                _SHOWN[name] for name, logged, staged in columns if logged != staged
+            )
             text = f"{names} of record {belongs.record}: the log has another than the staged record"
-            yield make_finding(shard, FindingKind.CHANGED, "log", offset, text, record=belongs.record)
+            yield make_finding(
+                shard, FindingKind.CHANGED, "log", offset, text, record=belongs.record
+            )
 
 
 def _missing_entries(
@@ -265,7 +304,9 @@ def _missing_entries(
     for first, count in _runs(missing):
         record = expected[first].record if count == 1 else None
         text = "the log has no entry there"
-        yield make_finding(shard, FindingKind.MISSING, "log", first, text, record=record, count=count)
+        yield make_finding(
+            shard, FindingKind.MISSING, "log", first, text, record=record, count=count
+        )
 
 
 _SHOWN = {name: name.decode() for name in NAMES} | {b"ts": "time of staging"}

@@ -1,4 +1,7 @@
-"""The whole verification.  An engine (``Examiner``) reads and compares the ranges: here in this process, one after the other."""
+"""The whole verification.  An engine (``Examiner``) reads and compares the ranges.
+
+Here in this process, one after the other.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,11 +46,20 @@ class Examination:
     """The findings of an engine in the ranges."""
 
     records: int  # number of records compared
-    overtaken: int  # records that come after a younger record of their key: their transactions shared no lock
-    counts: Mapping[FindingKind, int]  # number of offsets concerned, by kind, without unexpected entries
-    findings: Sequence[Finding]  # the first ``FINDINGS_KEPT`` findings, without the records in ``twice``
-    unexpected: Sequence[UnexpectedEntry]  # entries that are not the record expected there, at most ``FINDINGS_KEPT``
-    twice: Sequence[int]  # records that the journal has at several places, at most ``FINDINGS_KEPT``
+    # records that come after a younger record of their key: their transactions shared no lock
+    overtaken: int
+    counts: Mapping[
+        FindingKind, int
+    ]  # number of offsets concerned, by kind, without unexpected entries
+    findings: Sequence[
+        Finding
+    ]  # the first ``FINDINGS_KEPT`` findings, without the records in ``twice``
+    unexpected: Sequence[
+        UnexpectedEntry
+    ]  # entries that are not the record expected there, at most ``FINDINGS_KEPT``
+    twice: Sequence[
+        int
+    ]  # records that the journal has at several places, at most ``FINDINGS_KEPT``
 
 
 class Examiner(Protocol):
@@ -64,7 +76,8 @@ class Verified:
     records: int  # number of records compared
     shards: int  # number of shards
     unpublished: int  # records that had an offset and were not in the log yet; not a finding
-    # records that come after a younger record of their key, as transactions without a common lock may; not a finding
+    # records that come after a younger record of their key, as transactions without a common lock
+    # may; not a finding
     overtaken: int
     counts: Mapping[FindingKind, int]  # number of records or offsets concerned, by kind
     findings: Sequence[Finding]  # the first ``FINDINGS_KEPT`` findings, ordered by shard and offset
@@ -85,10 +98,10 @@ def verify(
     scope: Scope = DEFAULT_SCOPE,
     declared: Iterable[ShardName] = (),
 ) -> Verified:
-    """Compares staged records, journal, log and checkpoints, on a connection to the primary, in autocommit mode.
+    """Compares staged records, journal, log and checkpoints, on autocommit to the primary.
 
-    Entries are compared from ``start`` on; checkpoints, ends and overlooked records in any case.  Shards that are
-    ``declared`` are verified even if Postgres does not know them.
+    Entries are compared from ``start`` on; checkpoints, ends and overlooked records in any case.
+    Shards that are ``declared`` are verified even if Postgres does not know them.
     """
     started = monotonic()
     declared = frozenset(declared)
@@ -122,12 +135,20 @@ def _collect(
         counts[finding.kind] += finding.count
     findings = sorted(
         [*uncounted, *examined.findings, *find_duplicates(examined.twice, places)],
-        key=lambda finding: (finding.channel, finding.shard, finding.offset, finding.kind, finding.where),
+        key=lambda finding: (
+            finding.channel,
+            finding.shard,
+            finding.offset,
+            finding.kind,
+            finding.where,
+        ),
     )
     return counts, findings
 
 
-def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dict[int, list[JournalPlace]]:
+def _read_places(
+    connection: Connection, scope: Scope, records: set[int]
+) -> dict[int, list[JournalPlace]]:
     """Returns the places of these records in the journal."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
@@ -140,8 +161,13 @@ def _read_places(connection: Connection, scope: Scope, records: set[int]) -> dic
 
 def _find_overlooked(connection: Connection, scope: Scope) -> Iterator[Finding]:
     for gap in missed_records(connection, scope):
-        text = f"{gap.count:,} records were committed before the last tick and have no offset; the first is record {gap.first}"
-        yield make_finding(gap.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=gap.first, count=gap.count)
+        text = (
+            f"{gap.count:,} records were committed before the last tick and have no offset; "
+            f"the first is record {gap.first}"
+        )
+        yield make_finding(
+            gap.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=gap.first, count=gap.count
+        )
 
 
 OFFSETS_A_READ = 2_000
@@ -157,11 +183,13 @@ def divide(span: VerificationRange, max_offsets: int) -> Iterator[VerificationRa
 
 
 def connect_unparsed(url: str) -> RedisClient:
-    """Connects a client that returns stream entries as on the wire, without a dictionary for each."""
+    """Connects a client that returns stream entries as on the wire, without dictionaries."""
     client: Any = connect_redis(url)
     # On a Cluster, the nodes' clients have built the dictionaries before this callback runs.
     on_a_cluster = isinstance(client, redis.RedisCluster)
-    client.set_response_callback("XRANGE", _flatten if on_a_cluster else lambda reply, **_options: reply)
+    client.set_response_callback(
+        "XRANGE", _flatten if on_a_cluster else lambda reply, **_options: reply
+    )
     typed: RedisClient = client
     return typed
 
@@ -171,17 +199,26 @@ def _flatten(reply: Any, **_options: Any) -> Any:
 
 
 def _read_entries(client: RedisClient, scope: Scope, span: VerificationRange) -> list[Entry]:
-    """Reads the entries of the log up to the last published offset, foreign ids included; a batch gives one for each record."""
+    """Reads the entries of the log up to the last published offset, foreign ids included.
+
+    A batch gives one for each record.
+    """
     key = log_keys(scope.namespace, span.shard).stream
     until = min(span.until, span.published)
     if until <= span.after:
         return []
     with redis_errors(f"reading {span.shard}"):
-        entries: list[Entry] = client.execute_command("XRANGE", key, f"{span.after + 1}-0", str(until))
+        entries: list[Entry] = client.execute_command(
+            "XRANGE", key, f"{span.after + 1}-0", str(until)
+        )
         # A batch that begins in the range may end beyond it.
         beyond: list[Entry] = client.execute_command("XRANGE", key, str(until + 1), "+", "COUNT", 1)
     entries += [entry for entry in beyond if is_batch(entry[1])]
-    return [unpacked for entry in entries for unpacked in _unpack(span.shard, entry, range(span.after + 1, until + 1))]
+    return [
+        unpacked
+        for entry in entries
+        for unpacked in _unpack(span.shard, entry, range(span.after + 1, until + 1))
+    ]
 
 
 def _unpack(shard: ShardName, entry: Entry, offsets: range) -> Iterator[Entry]:
@@ -210,17 +247,21 @@ def _read_log_beginning(client: RedisClient, scope: Scope, span: VerificationRan
 
 
 def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
-    """Returns the number of offsets in one read, limited so that large payloads do not fill a worker's memory."""
+    """Returns the number of offsets in one read: few enough for a worker's memory."""
     largest = _read_number(connection, scope, "penstock.verifying.heaviest", part, 0)
     return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
 
-def _read_number(connection: Connection, scope: Scope, statement: str, span: VerificationRange, default: int) -> int:
+def _read_number(
+    connection: Connection, scope: Scope, statement: str, span: VerificationRange, default: int
+) -> int:
     [(number,)] = _rows(connection, scope, statement, span)
     return default if number is None else int(number)
 
 
-def _rows(connection: Connection, scope: Scope, statement: str, span: VerificationRange) -> list[tuple[Any, ...]]:
+def _rows(
+    connection: Connection, scope: Scope, statement: str, span: VerificationRange
+) -> list[tuple[Any, ...]]:
     values: dict[str, Any] = {"channel": span.shard.channel, "shard": span.shard.shard}
     values |= {"after": span.after, "until": span.until}
     return fetch(connection, scope, statement, f"reading {span.shard}", values)
@@ -235,15 +276,23 @@ def examine_range(
     expected = _read_expected(connection, scope, span)
     if _is_equal(span, expected, entries):
         return expected, ()
-    journal_start = _read_number(connection, scope, "penstock.verifying.begins", span, span.until + 1)
-    return expected, compare(span, expected, entries, journal_start, _read_log_beginning(client, scope, span))
+    journal_start = _read_number(
+        connection, scope, "penstock.verifying.begins", span, span.until + 1
+    )
+    return expected, compare(
+        span, expected, entries, journal_start, _read_log_beginning(client, scope, span)
+    )
 
 
-def _read_expected(connection: Connection, scope: Scope, span: VerificationRange) -> list[ExpectedRecord]:
+def _read_expected(
+    connection: Connection, scope: Scope, span: VerificationRange
+) -> list[ExpectedRecord]:
     """Reads the records that Postgres names."""
     rows = _rows(connection, scope, "penstock.verifying.expected_records", span)
     return [
-        ExpectedRecord(offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home)
+        ExpectedRecord(
+            offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home
+        )
         for offset, record, entry, present, at_home, *values in rows
     ]
 
@@ -251,7 +300,8 @@ def _read_expected(connection: Connection, scope: Scope, span: VerificationRange
 class InlineExaminer:
     """Compares on one connection to each server.
 
-    Memory holds one read at a time; records that occur twice, and keys out of order, are counted by Postgres.
+    Memory holds one read at a time; records that occur twice, and keys out of order, are counted by
+    Postgres.
     """
 
     def __init__(self, connection: Connection, redis_url: str, scope: Scope) -> None:
@@ -271,19 +321,32 @@ class InlineExaminer:
         again, twice = self._read_repeats(ranges)
         totals.counts[FindingKind.DOUBLED] += again
         return Examination(
-            totals.records, self._count_overtaken(ranges), +totals.counts, totals.findings, totals.unexpected, twice
+            totals.records,
+            self._count_overtaken(ranges),
+            +totals.counts,
+            totals.findings,
+            totals.unexpected,
+            twice,
         )
 
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
-        """Returns the number of repeated journal positions, and the first records that have several."""
+        """Returns the number of repeated journal positions, and the first records that repeat."""
         values = {**_parameters(ranges), "most": FINDINGS_KEPT}
-        rows = fetch(self._connection, self._scope, "penstock.verifying.repeats", "reading the journal", values)
+        rows = fetch(
+            self._connection,
+            self._scope,
+            "penstock.verifying.repeats",
+            "reading the journal",
+            values,
+        )
         return (rows[0][1] if rows else 0), [record for record, _ in rows]
 
     def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
         """Returns the number of records that come after a newer record of the same key."""
         doing, values = "reading the journal", _parameters(ranges)
-        [(number,)] = fetch(self._connection, self._scope, "penstock.verifying.overtaken", doing, values)
+        [(number,)] = fetch(
+            self._connection, self._scope, "penstock.verifying.overtaken", doing, values
+        )
         return int(number)
 
 
@@ -317,8 +380,13 @@ def _parameters(ranges: Sequence[VerificationRange]) -> dict[str, list[str] | li
     }
 
 
-def _is_equal(span: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]) -> bool:
-    """True if both sides have all records, in order and with the same content.  If not, entries are compared one by one."""
+def _is_equal(
+    span: VerificationRange, expected: Sequence[ExpectedRecord], entries: Sequence[Entry]
+) -> bool:
+    """True if both sides have all records, in order and with the same content.
+
+    If not, entries are compared one by one.
+    """
     count = span.until - span.after
     published = max(0, min(count, span.published - span.after))
     if len(expected) != count or len(entries) != published:
@@ -326,7 +394,10 @@ def _is_equal(span: VerificationRange, expected: Sequence[ExpectedRecord], entri
     return (
         [row.offset for row in expected] == [*range(span.after + 1, span.until + 1)]
         and all(row.values is not None and row.at_home for row in expected)
-        and all(one.entry != other.entry or one.record < other.record for one, other in pairwise(expected))
+        and all(
+            one.entry != other.entry or one.record < other.record
+            for one, other in pairwise(expected)
+        )
         and all(map(_is_same, expected, entries))
     )
 

@@ -1,4 +1,7 @@
-"""Creates Penstock's tables, as ``penstock init`` does; later releases upgrade them after each ``migrate``."""
+"""Creates Penstock's tables, as ``penstock init`` does.
+
+Later releases upgrade them after each ``migrate``.
+"""
 
 from typing import Any
 
@@ -24,7 +27,14 @@ class Migration(migrations.Migration):
         migrations.RunPython(_create, _drop),
         migrations.CreateModel(
             name="Letter",
-            fields=[("id", models.AutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"))],
+            fields=[
+                (
+                    "id",
+                    models.AutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                )
+            ],
             options={
                 "verbose_name": "dead letter",
                 "permissions": (

@@ -42,7 +42,10 @@ DRIVER = "driver"
 
 EPOCH_S = 60.0
 SET_BASED_ATTEMPTS = 2
-"""Attempts of a task where set-based handlers have jobs of their own: a poison record fails each of them."""
+"""Attempts of a task where set-based handlers have jobs of their own.
+
+A poison record fails each of them.
+"""
 
 STOP_TIMEOUT_S = 5.0
 
@@ -65,13 +68,14 @@ def run(  # noqa: PLR0913  the options of a run
     checkpoint_directory: str | None = None,
     observer: Observer | None = None,
 ) -> None:
-    """Runs the streamer and consumers in Spark tasks until ``stop()`` is true, or one of them fails.
+    """Runs the streamer and consumers in Spark tasks until ``stop()`` is true, or one fails.
 
-    The URLs, and those of ``sources``, reach tasks through their environment, not through options, which Spark may show;
-    executors find the pipeline at ``app``.  ``master`` None is this machine; ``consumers`` are names, None is all; Spark
-    starts all tasks anew after ``epoch_s``.  In ``checkpoint_directory`` a directory for Spark's checkpoints is made, and
-    removed at the end, since nothing depends on it.  ``observer`` is called with the events of all tasks, once a second;
-    observers of the pipeline see those of their own process.
+    The URLs, and those of ``sources``, reach tasks through their environment, not through options,
+    which Spark may show; executors find the pipeline at ``app``.  ``master`` None is this machine;
+    ``consumers`` are names, None is all; Spark starts all tasks anew after ``epoch_s``.  In
+    ``checkpoint_directory`` a directory for Spark's checkpoints is made, and removed at the end,
+    since nothing depends on it.  ``observer`` is called with the events of all tasks, once a
+    second; observers of the pipeline see those of their own process.
     """
     specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
     for spec in specs:
@@ -114,7 +118,8 @@ def run(  # noqa: PLR0913  the options of a run
         query = EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames) if tasks else None
         with jvm_errors("running on Spark"):
             try:
-                with jvm_errors("running on Spark"):  # also here: it waits for the end of a JVM that is dying
+                # also here: it waits for the end of a JVM that is dying
+                with jvm_errors("running on Spark"):
                     schedule.wait_for_slots(stopped)
                     ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
                     log.info("running", queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])], **ui)
@@ -132,7 +137,10 @@ def run(  # noqa: PLR0913  the options of a run
 
 
 class _Reports:
-    """Reports of tasks and set-based consumers: their counts, and their errors, of which the first ends the run."""
+    """Reports of tasks and set-based consumers.
+
+    Their counts, and their errors, of which the first ends the run.
+    """
 
     def __init__(self, observer: Observer | None) -> None:
         self.failures: list[BaseException] = []
@@ -158,7 +166,10 @@ class _Reports:
 
 
 def _find_needed(java: str, spark: SparkSession) -> str | None:
-    """Finds the directory of Java's files; None if Spark has them on other machines, as on a cluster."""
+    """Finds the directory of Java's files.
+
+    None if Spark has them on other machines, as on a cluster.
+    """
     return java if any(java in value for _, value in spark.sparkContext.getConf().getAll()) else None
 
 
@@ -170,7 +181,7 @@ def _supervise(
     observers: Observers,
     needed: str | None,
 ) -> None:
-    """Keeps the query running over the available slots, until ``stop()`` is true or a needed directory is gone."""
+    """Keeps the query running over the slots, until ``stop()`` or a needed directory is gone."""
     observers(LoopBegan(DRIVER))
     waiting = threading.Event()
     while not stop():
@@ -178,8 +189,9 @@ def _supervise(
             observers(RoundEnded(DRIVER, 0.0))
         if needed is not None and not os.path.exists(needed):  # noqa: PTH110  as above
             raise ServerUnavailable(
-                f"running on Spark: its temporary files in {needed} have been removed. Nothing is lost: start it again; let "
-                "what cleans temporary files leave penstock-java-*, or set TMPDIR to another directory"
+                f"running on Spark: its temporary files in {needed} have been removed. Nothing is "
+                "lost: start it again; let what cleans temporary files leave penstock-java-*, or "
+                "set TMPDIR to another directory"
             )
         control.check()
         if not is_jvm_alive():

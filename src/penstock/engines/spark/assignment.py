@@ -12,20 +12,27 @@ Pieces = Sequence[int | str]
 """The work that the tasks of a consumer divide: numbers of shards, or names of sources."""
 
 SLOTS_PER_STREAMER = 8
-"""A streamer publishes what eight tasks of consumers with a statement for each record apply, and more."""
+"""A streamer publishes what eight tasks of consumers apply with a statement for each record."""
 
 MAX_STREAMERS = 8
-"""More publish hardly faster: they wait for the ticks, which are one transaction after the other."""
+"""More publish hardly faster.
+
+They wait for the ticks, which are one transaction after the other.
+"""
 
 MAX_BEFORE_ONE_REDIS = 4
-"""Before a single Redis server, more publish hardly faster: see `How far it scales` in docs/explanation/engines.md."""
+"""Before a single Redis server, more publish hardly faster.
+
+See `How far it scales` in docs/explanation/engines.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The streamer (``consumer`` is None), or a consumer with some of its pieces: numbers of shards, or names of sources.
+    """The streamer (``consumer`` is None), or a consumer with some of its pieces.
 
-    The share is of a streamer among several, such as ``1/2``; see ``Share``.
+    Numbers of shards, or names of sources.  The share is of a streamer among several, such as
+    ``1/2``; see ``Share``.
     """
 
     consumer: str | None
@@ -69,11 +76,13 @@ def count_pieces(consumers: Mapping[str, Pieces]) -> int:
 def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -> list[Task]:
     """Divides the slots between the streamer and the consumers.
 
-    With many slots there may be several streamers, which share the shards: one for every eighth slot, and up to a quarter of
-    all slots if consumers have no use for them; at most ``streamers``, of which 0 leaves streaming to another process.
+    With many slots there may be several streamers, which share the shards: one for every eighth
+    slot, and up to a quarter of all slots if consumers have no use for them; at most ``streamers``,
+    of which 0 leaves streaming to another process.
 
-    With slots to spare, consumers get more tasks, at most one for each of their pieces.  With too few, parts share a task,
-    and the streamer keeps one of its own as long as there are two: everybody's records wait for it.
+    With slots to spare, consumers get more tasks, at most one for each of their pieces.  With too
+    few, parts share a task, and the streamer keeps one of its own as long as there are two:
+    everybody's records wait for it.
     """
     spare = min(slots - count_pieces(consumers), slots // 4)
     desired = max(1, spare, slots // SLOTS_PER_STREAMER)
@@ -89,13 +98,19 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
 
 
 def most_streamers(shards: int, redis_url: str) -> int:
-    """Returns the useful number of streamers: one for each shard at most, and no more than a single Redis server takes."""
+    """Returns the useful number of streamers.
+
+    One for each shard at most, and no more than a single Redis server takes.
+    """
     is_cluster = parse_redis_url(redis_url).kind == "cluster"
     return min(shards, MAX_STREAMERS if is_cluster else MAX_BEFORE_ONE_REDIS)
 
 
 def _split(consumers: Mapping[str, Pieces], slots: int) -> list[Part]:
-    """Makes one part for each slot while there are pieces; consumers take turns at further parts."""
+    """Makes one part for each slot while there are pieces.
+
+    Consumers take turns at further parts.
+    """
     groups, free = dict.fromkeys(consumers, 1), slots - len(consumers)
     while free and (growing := [name for name in groups if groups[name] < len(consumers[name])]):
         for name in growing[:free]:

@@ -1,11 +1,12 @@
-"""The control channel: plans epochs, stops long tasks at once, and carries their counts and errors to the driver.
+"""The control channel: plans epochs, stops tasks at once, carries their counts and errors.
 
-Every task keeps a TCP connection to the driver open.  The driver closes these connections to stop its tasks; if the driver
-dies, the operating system closes them, so that no task outlives its application.  In the other direction a task sends
-lines of JSON: what it has done, and the error that ended it.
+Every task keeps a TCP connection to the driver open.  The driver closes these connections to stop
+its tasks; if the driver dies, the operating system closes them, so that no task outlives its
+application.  In the other direction a task sends lines of JSON: what it has done, and the error
+that ended it.
 
-When any task of an epoch finishes, all do.  Otherwise a task that Spark restarted mid-epoch would run a full epoch longer,
-and the next epoch, which has the other tasks, would wait for it.
+When any task of an epoch finishes, all do.  Otherwise a task that Spark restarted mid-epoch would
+run a full epoch longer, and the next epoch, which has the other tasks, would wait for it.
 
 Before each epoch the query asks here for its plan: the tasks that the slots of that moment allow.
 """
@@ -42,10 +43,16 @@ FIRST_LINE_BYTES = 200
 """Longest line that is read before that."""
 
 MAX_STRANGERS = 64
-"""Limit of connections that have not shown the token; the oldest makes room for the next.  A task shows it at once."""
+"""Limit of connections that have not shown the token; the oldest makes room for the next.
+
+A task shows it at once.
+"""
 
 BACKLOG = 1024
-"""Connections that the operating system keeps until they are taken; it drops more, and a task would wait a second to try again."""
+"""Connections that the operating system keeps until they are taken.
+
+It drops more, and a task would wait a second to try again.
+"""
 
 ACCEPT_PAUSE_S = 0.1
 """Pause when a connection cannot be taken, because files or threads are used up, in seconds."""
@@ -74,8 +81,9 @@ class Address:
         except OSError as error:
             raise DriverUnreachable(
                 f"{socket.gethostname()} cannot connect to the driver at {self.host}:{self.port} "
-                f"({error.strerror or type(error).__name__}). Set spark.driver.host to an address that executors reach, "
-                "and open the port, which --conf spark.penstock.control.port=7079 fixes"
+                f"({error.strerror or type(error).__name__}). Set spark.driver.host to an address "
+                "that executors reach, and open the port, which --conf "
+                "spark.penstock.control.port=7079 fixes"
             ) from error
 
 
@@ -91,9 +99,10 @@ class ControlServer:
         bind: str | None = None,
         port: int = 0,
     ) -> None:
-        """Listens at ``bind``, by default ``host``, which the tasks can reach; port 0 takes a free one.
+        """Listens at ``bind``, by default ``host``, which the tasks can reach.
 
-        ``receive`` is called with each line that a task sends, on that connection's own thread; ``plan`` for the next epoch.
+        Port 0 takes a free one.  ``receive`` is called with each line that a task sends, on that
+        connection's own thread; ``plan`` for the next epoch.
         """
         from structlog import get_logger  # noqa: PLC0415  planners load this module, too, and need nothing of it
 
@@ -103,8 +112,8 @@ class ControlServer:
             self._listener = socket.create_server((bind or host, port), backlog=BACKLOG)
         except OSError as error:
             raise DriverUnreachable(
-                f"the driver cannot listen at {bind or host}:{port or 'any port'} ({error.strerror}): "
-                "see spark.driver.bindAddress and spark.penstock.control.port"
+                f"the driver cannot listen at {bind or host}:{port or 'any port'} "
+                f"({error.strerror}): see spark.driver.bindAddress and spark.penstock.control.port"
             ) from error
         self._epochs: dict[socket.socket, str] = {}
         self._strangers: dict[socket.socket, None] = {}
@@ -128,8 +137,9 @@ class ControlServer:
         """Raises if connections are no longer accepted: no epoch would begin or end."""
         if not self._thread.is_alive() and not self._stopped.is_set():
             raise DriverUnreachable(
-                f"the driver takes no connections at {self.address.host}:{self.address.port} any more: see what its log says "
-                "of thread 'control', and start it again; nothing is lost"
+                f"the driver takes no connections at {self.address.host}:{self.address.port} any "
+                "more: see what its log says of thread 'control', and start it again; nothing is "
+                "lost"
             )
 
     def stop_tasks(self) -> None:
@@ -146,12 +156,14 @@ class ControlServer:
 
     def _stop_listening(self) -> None:
         self._stopped.set()
-        _shut_down(self._listener, socket.SHUT_RDWR)  # otherwise the thread that waits takes one more connection
+        # otherwise the thread that waits takes one more connection
+        _shut_down(self._listener, socket.SHUT_RDWR)
         self._listener.close()
 
     def finish(self, epoch: str) -> None:
         """Stops the tasks of an epoch, and those of it that Spark restarts."""
-        # One epoch starts only after the previous one has ended, so the last one is enough to remember.
+        # One epoch starts only after the previous one has ended, so the last one is enough to
+        # remember.
         self._finished_epoch = epoch
         for connection, its_epoch in list(self._epochs.items()):
             if its_epoch == epoch:
@@ -173,7 +185,10 @@ class ControlServer:
                 self._stopped.wait(ACCEPT_PAUSE_S)
 
     def _begin(self, connection: socket.socket) -> None:
-        """Serves a connection on a thread of its own; the stranger who has waited longest makes room."""
+        """Serves a connection on a thread of its own.
+
+        The stranger who has waited longest makes room.
+        """
         self._strangers[connection] = None
         while len(self._strangers) > MAX_STRANGERS:
             oldest = next(iter(self._strangers))
@@ -243,7 +258,8 @@ def request_plan(address: Address) -> TaskPlan:
                 values = json.loads(answer.read())
     except (OSError, ValueError) as error:
         raise DriverUnreachable(
-            f"the driver at {address.host}:{address.port} does not say what to run next ({type(error).__name__}): see its log"
+            f"the driver at {address.host}:{address.port} does not say what to run next "
+            f"({type(error).__name__}): see its log"
         ) from error
     return TaskPlan(values["epoch"], tuple(map(Task.parse, values["tasks"])))
 

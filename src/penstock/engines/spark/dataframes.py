@@ -1,8 +1,8 @@
-"""Set-based consumers: a handler that gets a DataFrame, with the checkpoints of its shards in its transaction.
+"""Set-based consumers: a handler gets a DataFrame, and its transaction its shards' checkpoints.
 
-The worker is the one of every consumer of a log, and so are its decisions.  Only what is delivered differs: places, whose
-records Spark's tasks have read into a DataFrame.  So no record passes through the driver, and a batch is as easily divided
-as a range of offsets.
+The worker is the one of every consumer of a log, and so are its decisions.  Only what is delivered
+differs: places, whose records Spark's tasks have read into a DataFrame.  So no record passes
+through the driver, and a batch is as easily divided as a range of offsets.
 """
 
 import threading
@@ -141,9 +141,10 @@ class FrameFollower:
         self._found: dict[ShardName, FrameSpan] = {}
 
     def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, FrameSpan]:
-        """Returns up to ``RECORDS_A_BATCH`` records after the positions; waits up to ``block_ms`` for the first.
+        """Returns up to ``RECORDS_A_BATCH`` records after the positions.
 
-        Shards whose next record has been evicted are noted, and left out.
+        Waits up to ``block_ms`` for the first.  Shards whose next record has been evicted are
+        noted, and left out.
         """
         deadline = monotonic() + (block_ms or 0) / 1000
         while (due := self._due(positions)) == {} and monotonic() < deadline:
@@ -224,11 +225,14 @@ class FrameWorker(LogWorker[Place]):
             return super()._round(block_ms)
 
     def abandon(self) -> None:
-        """Fails current and later batches without blaming a record: their jobs are about to be cancelled."""
+        """Fails current and later batches without blaming a record.
+
+        Their jobs are about to be cancelled.
+        """
         self._abandoned.set()
 
     def _guard(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the handler: if Spark failed or its jobs were cancelled, the records are not to blame."""
+        """Wraps the handler: if Spark failed or its jobs were cancelled, no record is to blame."""
 
         @wraps(handler)
         def guarded(session: Any, frame: DataFrame) -> Any:
@@ -256,7 +260,7 @@ class SetBasedConsumers:
         receive: Callable[[Line], None],
         failures: list[BaseException],
     ) -> None:
-        """Sets up; ``receive`` gets their counts, at most once a second for each, ``failures`` an error that ends them."""
+        """Sets up; ``receive`` gets counts once a second, ``failures`` the error that ends."""
         self._spark, self._workers, self._failures = spark, workers, failures
         self._is_finishing = False
         self._loops = {worker.consumer.name: _loop(worker, receive) for worker in workers}

@@ -1,8 +1,8 @@
 """The query of the epochs, and the schedule of their tasks.
 
-Each micro-batch is an epoch, whose jobs have names in Spark's UI.  Executors come and go.  A long task that has no slot would
-wait for ever, so what runs is divided anew whenever the number of slots changes, and whenever Spark has not found a slot for a
-task within a few seconds.
+Each micro-batch is an epoch, whose jobs have names in Spark's UI.  Executors come and go.  A long
+task that has no slot would wait for ever, so what runs is divided anew whenever the number of slots
+changes, and whenever Spark has not found a slot for a task within a few seconds.
 """
 
 import logging
@@ -42,7 +42,7 @@ class Schedule:
     """Plans epochs for the driver."""
 
     def __init__(self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int) -> None:
-        """Plans nothing yet.  ``reserved`` slots are left to other queries, as long as there is one more."""
+        """Plans nothing yet.  Leaves ``reserved`` slots to other queries, if one more remains."""
         self._consumers, self._streamers = consumers, streamers
         self._most = count_pieces(consumers) + min(1, streamers)
         self._slots, self._reserved = slots, reserved
@@ -53,7 +53,10 @@ class Schedule:
         self._changed = False
 
     def wait_for_slots(self, stop: Callable[[], bool]) -> None:
-        """Waits for the first executor as long as it takes, then until no further one comes; logs the wait."""
+        """Waits for the first executor as long as it takes, then until no further one comes.
+
+        Logs the wait.
+        """
         slots, since, say_at = 0, monotonic(), monotonic() + 1.0
         while not stop():
             now = monotonic()
@@ -88,7 +91,10 @@ class Schedule:
         return "; ".join(map(str, self._plan.tasks))
 
     def outdated_epoch(self) -> str | None:
-        """Returns the current epoch if it must end because the slots have changed; otherwise None."""
+        """Returns the current epoch if it must end because the slots have changed.
+
+        Otherwise None.
+        """
         now = monotonic()
         if now < self._check_at:
             return None
@@ -107,7 +113,10 @@ class Schedule:
             self._say_at = now + SAY_EVERY_S
 
     def _has_other_slots(self) -> bool:
-        """True if the slots have changed twice in succession: several executors come and go together."""
+        """True if the slots have changed twice in succession.
+
+        Several executors come and go together.
+        """
         tasks = self._assign_now()
         was_changed, self._changed = self._changed, bool(tasks) and tasks != self._plan.tasks
         return was_changed and self._changed
@@ -151,14 +160,18 @@ class EpochQuery:
         *,
         ends_planners: bool = False,
     ) -> None:
-        """Sets up; ``directory`` is for its checkpoints; ``ends_planners`` if no other query plans sources."""
+        """Sets up; ``directory`` is for its checkpoints.
+
+        ``ends_planners`` if no other query plans sources.
+        """
         self.failure: str | None = None
         self.query: StreamingQuery | None = None
         self._spark, self._options = spark, options
         self._schedule, self._directory = schedule, directory
         self._has_run, self._ends_planners = False, ends_planners
         self._began, self._backoff, self._restart_at = 0.0, Backoff(0.2), 0.0
-        # It would log all of what an epoch fails with, which may quote a payload; the query has it as well.
+        # It would log all of what an epoch fails with, which may quote a payload; the query has it
+        # as well.
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
     def check(self, control: ControlServer) -> None:
@@ -169,7 +182,8 @@ class EpochQuery:
         elif not control.was_reached and (reason := _unreachable(self.query)):
             raise DriverUnreachable(reason)
         elif not self.query.isActive:
-            # The first line only, with the error's class and Penstock's text: what follows may quote a payload.
+            # The first line only, with the error's class and Penstock's text: what follows may
+            # quote a payload.
             reason = self.failure or name_reason(str(self.query.exception() or "it was stopped"))
             if not control.was_asked and reason.startswith(_PLANNER_UNREACHABLE):
                 raise DriverUnreachable(reason.removeprefix(_PLANNER_UNREACHABLE))
@@ -207,7 +221,8 @@ class EpochQuery:
         counts = (F.sum(name).alias(name) for name in COUNTS)
         observed = rows.observe(OBSERVED, *counts, F.max("unreachable").alias("unreachable"))
         return (
-            # Jobs of a function can be named; those of a sink get the name of a line of Spark's own code.
+            # Jobs of a function can be named; those of a sink get the name of a line of Spark's own
+            # code.
             observed.writeStream.foreachBatch(self._run)
             .queryName("penstock")
             # With its scheme: a path alone is one of the cluster's file system.

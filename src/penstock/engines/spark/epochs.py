@@ -1,8 +1,8 @@
 """Epochs: long micro-batches.
 
-Each task of the batch runs the same loop as the inline engine until the epoch ends or the control channel is closed, then
-yields one row with its counts.  Spark places the tasks, restarts those that die, and reports; records do not pass through
-it, so latency and throughput are those of the loop.
+Each task of the batch runs the same loop as the inline engine until the epoch ends or the control
+channel is closed, then yields one row with its counts.  Spark places the tasks, restarts those that
+die, and reports; records do not pass through it, so latency and throughput are those of the loop.
 """
 
 import gc
@@ -39,7 +39,7 @@ SPARK_SCHEMA = (
 )
 COUNTS = ("sequenced", "published", "resent", "removed", "applied", "skipped", "dead", "backfilled")
 UNREACHABLE_PAUSE_S = 1.0
-"""Seconds that a task which cannot reach the driver waits before it ends and the next epoch tries again."""
+"""Seconds that a task waits which cannot reach the driver, before the next epoch tries again."""
 
 REPORT_EVERY_S = 1.0
 """Seconds between two reports of a task's counts to the driver."""
@@ -54,7 +54,10 @@ class EpochPartition(InputPartition):
 
 
 class EpochsSource(DataSource):
-    """``penstock.epochs``: options ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``, ``observed``."""
+    """Source ``penstock.epochs``.
+
+    Options: ``app``, ``control``, ``token``, ``seconds``, ``idle``, ``prepare``, ``observed``.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -187,7 +190,10 @@ class TaskCounts:
     """Adds up what the threads of a task do, and sends it to the driver once a second."""
 
     def __init__(self, task: str, counts: dict[str, int], send: Callable[[Line], None]) -> None:
-        """Adds to ``counts``, which has a number for each of ``COUNTS``; ``send`` is called with what is new."""
+        """Adds to ``counts``, which has a number for each of ``COUNTS``.
+
+        ``send`` is called with what is new.
+        """
         self._task, self._counts, self._send_line = task, counts, send
         self._new: Counter[str] = Counter()
         self._events: list[Any] = []

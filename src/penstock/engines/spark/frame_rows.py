@@ -1,4 +1,4 @@
-"""The records of some ranges of offsets, as a DataFrame that stays until its records have been applied."""
+"""The records of ranges of offsets as a DataFrame, which stays until they have been applied."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ from penstock.spark.sources.source_options import Options
 
 
 class LoadedRows:
-    """The rows of some ranges, each read once: a handler may compute with them as often as it likes."""
+    """The rows of some ranges, each read once.
+
+    A handler may compute with them as often as it likes.
+    """
 
     def __init__(self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]) -> None:
         self._spark, self._store, self._ranges = spark, store, ranges

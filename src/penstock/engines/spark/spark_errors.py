@@ -12,8 +12,9 @@ from penstock.errors import CodecMissing, ForeignLog, Gap, PenstockError, Server
 from penstock.spark.session import is_jvm_alive
 
 _ENDED = re.compile(
-    r"Job \S+ cancelled|[^:]*SparkContext was shut ?down|Job aborted due to stage failure: .{0,200}?\(TID \d+\) \([^()]*\): "
-    r"(?:[\w.]+: )?(?:ExecutorLostFailure|FetchFailed|Python worker exited)"
+    r"Job \S+ cancelled|[^:]*SparkContext was shut ?down|Job aborted due to stage failure: "
+    r".{0,200}?\(TID \d+\) \([^()]*\): (?:[\w.]+: )?(?:ExecutorLostFailure|FetchFailed|Python "
+    r"worker exited)"
 )
 """Beginning of Spark's messages about lost executors and ended jobs: the records are not at fault.
 
@@ -21,7 +22,8 @@ Only the beginning: behind it stands what a task said, which may be anything.
 """
 
 _OF_PENSTOCK = re.compile(
-    r"^\W*(?:[\w.]+: )*?(?:penstock\.errors\.)?(ServerUnavailable|ForeignLog|DamagedEntry|CodecMissing|Gap): (.*)",
+    r"^\W*(?:[\w.]+: "
+    r")*?(?:penstock\.errors\.)?(ServerUnavailable|ForeignLog|DamagedEntry|CodecMissing|Gap): (.*)",
     re.MULTILINE,
 )
 """The line of an error that a task has raised while it read records."""
@@ -60,7 +62,10 @@ def java_message(error: Py4JJavaError) -> str:
 
 
 def in_one_line(error: BaseException) -> Exception | None:
-    """Returns a job's error with the failure as its first line, the reason of a dead letter; None for other errors."""
+    """Returns a job's error with the failure as its first line, the reason of a dead letter.
+
+    None for other errors.
+    """
     match error:
         case Py4JJavaError():
             return JobFailed(java_message(error))
@@ -92,11 +97,15 @@ def name_reason(text: str) -> str:
 
 
 def raised_in_python(text: str) -> str | None:
-    """Returns class and first line of the error of Spark's Python process; None if the text has no traceback."""
+    """Returns class and first line of the error of Spark's Python process.
+
+    None if the text has no traceback.
+    """
     _, traceback, raised = text.rpartition("Traceback (most recent call last):")
     if not traceback:
         return None
-    # What is indented are the places; what follows the error is the rest of its text, or Java's stack.
+    # What is indented are the places; what follows the error is the rest of its text, or Java's
+    # stack.
     return next((line for line in raised.splitlines() if line[:1].strip()), "Traceback")
 
 

@@ -1,21 +1,26 @@
-"""Work stealing: the processes of an application do the pipeline's chores, in small slices between their own work.
+"""Work stealing: an application's processes do the pipeline's chores in slices between their work.
 
-    request ──▶ response ──▶ enlist ──▶ one random number: no job, or one ──▶ the recruiter's thread ──▶ counters
+    request ──▶ response ──▶ enlist ──▶ one random number: no job, or one ──▶ the recruiter's thread
+    ──▶ counters
 
 The third engine, beside ``inline`` and ``spark``.
 
-A job never runs in the caller's thread: if it hangs, raises, forks or calls ``sys.exit``, the request does not notice.
-A call of ``enlist`` draws one job at most, and a process does one job at a time.  Nothing is retried: a job that gives up
-or fails is counted, and is drawn again some time.
+A job never runs in the caller's thread: if it hangs, raises, forks or calls ``sys.exit``, the
+request does not notice.  A call of ``enlist`` draws one job at most, and a process does one job at
+a time.  Nothing is retried: a job that gives up or fails is counted, and is drawn again some time.
 
-Importing this package imports no driver of Redis or Postgres; jobs import what they need, in the recruiter's thread.
+Importing this package imports no driver of Redis or Postgres; jobs import what they need, in the
+recruiter's thread.
 
     recruiter   the jobs, and ``enlist``
     sampler     the job that a random number draws, and the numbers of each
-    job_threads one thread in charge of jobs, and the supervisor that replaces one that hangs; what a job may ask
-    chores      the pipeline's own jobs; tools: the streamer and the workers that they use, and their connections
+    job_threads one thread in charge of jobs, and the supervisor that replaces one that hangs; what
+    a job may ask
+    chores      the pipeline's own jobs; tools: the streamer and the workers that they use, and
+                their connections
     advice      how far the pipeline is behind, and the rates that keep up
-    enlisting   where an application enlists: middleware, sessions, caches; slices of structures in Redis as jobs
+    enlisting   where an application enlists: middleware, sessions, caches; slices of structures in
+                Redis as jobs
 """
 
 from penstock.engines.stealing.advice import Advice, Advisor, ConsumerLag, Gauges, Load, advise

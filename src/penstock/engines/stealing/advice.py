@@ -23,7 +23,8 @@ class ConsumerLag:
     """Lag of a consumer.
 
     Attributes:
-        records: Sequenced records beyond its checkpoints; of a queue, its messages that wait or are worked on.
+        records: Sequenced records beyond its checkpoints; of a queue, its messages that wait or are
+            worked on.
         seconds: Age of the oldest of them, in seconds.
         ever: Sequenced records of its channel, ever.
     """
@@ -138,7 +139,10 @@ def advise(requests_s: float, load: Load, *, records: int) -> Advice:
 
 
 class Advisor:
-    """Watches the chores of a pipeline in this process, and says which rates would keep up; may set them, within bounds."""
+    """Watches the chores of a pipeline in this process, and says which rates would keep up.
+
+    May set them, within bounds.
+    """
 
     def __init__(
         self,
@@ -163,10 +167,10 @@ class Advisor:
         self._seen: deque[tuple[Gauges, int]] = deque(maxlen=2)  # each with the requests so far
 
     def advise(self) -> dict[str, Advice]:
-        """Advises on streaming and each consumer, by the names of their chores; empty before two measurements.
+        """Advises on streaming and each consumer, by the names of their chores.
 
-        Ask for it where a process is alive without requests, such as a check of its health: with no requests there is no
-        chore that could say so.
+        Empty before two measurements.  Ask for it where a process is alive without requests, such
+        as a check of its health: with no requests there is no chore that could say so.
         """
         if len(self._seen) < 2:  # noqa: PLR2004  arrivals are a difference
             return {}
@@ -201,7 +205,7 @@ class Advisor:
         return max((counters[name].enlisted for name in self._bounds if name in counters), default=0)
 
     def _requests_s(self) -> float:
-        """Returns the requests a second of this process, since a measurement that is not too recent."""
+        """Returns the requests a second of this process, since a measurement not too recent."""
         first, last = self._seen
         since, requests = last if last[0].age_s >= WINDOW_S else first
         return (self._requests() - requests) / max(1e-9, since.age_s)

@@ -2,12 +2,13 @@
 
     Chores(pipeline, database, redis_url).install(recruiter, rate=0.1)
 
-Each chore takes one small step with the classes that the other engines use, on connections of the thread that runs it.
-They are opened at first use, wait for nothing longer than a moment, and are closed when the thread is idle.
+Each chore takes one small step with the classes that the other engines use, on connections of the
+thread that runs it.  They are opened at first use, wait for nothing longer than a moment, and are
+closed when the thread is idle.
 
-A chore that finds nothing says so.  It gives up if another process holds what it needs, if its time is up, or if a server
-does not answer; then it leaves that server alone for a while.  Whatever it has begun is complete, or rolled back, or begun
-again by the next one, as after a crash of a worker.
+A chore that finds nothing says so.  It gives up if another process holds what it needs, if its time
+is up, or if a server does not answer; then it leaves that server alone for a while.  Whatever it
+has begun is complete, or rolled back, or begun again by the next one, as after a crash of a worker.
 """
 
 import os
@@ -33,7 +34,10 @@ RECORDS = 50
 """Most records, members or jobs of one slice."""
 
 TIMEOUT_S = 1.0
-"""Longest wait for an answer of a server, in seconds; a statement of a handler may take five times as long."""
+"""Longest wait for an answer of a server, in seconds.
+
+A statement of a handler may take five times as long.
+"""
 
 Step = Callable[["Tools"], bool]
 """Does a slice; returns whether there was anything to do."""
@@ -65,7 +69,8 @@ class Chore:
 class Chores:
     """The chores of one pipeline.
 
-    Any number of processes may do any of them at once, beside streamers and workers: slower, never wrong.
+    Any number of processes may do any of them at once, beside streamers and workers: slower, never
+    wrong.
     """
 
     def __init__(
@@ -89,7 +94,8 @@ class Chores:
             options: ``prepare=False`` prepares no statements, as behind a pooler.
 
         Raises:
-            DeclarationError: ``records`` or ``timeout_s`` is out of range, or there is another option.
+            DeclarationError: ``records`` or ``timeout_s`` is out of range, or there is another
+                option.
         """
         if records < 1 or not timeout_s > 0:
             raise DeclarationError(
@@ -118,21 +124,24 @@ class Chores:
         refuse_sources(spec.channel, f"chore of consumer {consumer}", why)
         if spec.dataframe:
             raise DeclarationError(
-                f"consumer {consumer} is set-based (dataframe=True) and runs on Spark: leave it out of the chores, and "
-                "run it with: penstock run --engine spark"
+                f"consumer {consumer} is set-based (dataframe=True) and runs on Spark: leave it "
+                "out of the chores, and run it with: penstock run --engine spark"
             )
         return self._make(f"consume.{consumer}", 4, lambda tools: tools.consume(spec))
 
     def retain(self) -> Chore:
-        """Removes records that every consumer has passed and ``keep`` has released, for some milliseconds."""
+        """Removes records that all consumers have passed and ``keep`` releases, for a moment."""
         return self._make("retain", 1, lambda tools: tools.refreshed_streamer().retain() > 0)
 
     def reclaim(self) -> Chore:
-        """Refills queues in Redis from Postgres and dead-letters late messages, for some milliseconds."""
+        """Refills queues in Redis and dead-letters late messages, for some milliseconds."""
         return self._make("reclaim", 1, lambda tools: tools.refreshed_streamer().maintain() > 0)
 
     def sweep(self) -> Chore:
-        """Notes records that can get no offset; checks one shard for records that have lost theirs."""
+        """Notes records that can get no offset.
+
+        Checks one shard for records that have lost theirs.
+        """
 
         def sweep(tools: "Tools") -> bool:
             tools.refreshed_streamer().sweep()
@@ -176,17 +185,20 @@ class Chores:
 
         Args:
             recruiter: Whose jobs they become.
-            rate: The share of requests, more than 0 and at most 1, that are recruited for any of them.
-            max_rate: Lets the rates follow the load: together they rise to this at most, and fall to ``rate`` again.
+            rate: The share of requests, more than 0 and at most 1, that are recruited for any of
+                them.
+            max_rate: Lets the rates follow the load: together they rise to this at most, and fall
+                to ``rate`` again.
             consumers: Names of the consumers; None takes all.
-            processes: How many processes share the requests, and have installed the chores, for the advice.
+            processes: How many processes share the requests, and have installed the chores, for the
+                advice.
 
         Returns:
             What says which rates would keep up.
 
         Raises:
-            InvalidChore: A rate is out of range, all rates of the recruiter together exceed 1, or a chore is installed already;
-                nothing was installed.
+            InvalidChore: A rate is out of range, all rates of the recruiter together exceed 1, or a
+                chore is installed already; nothing was installed.
             DeclarationError: A consumer needs Spark.
         """
         most = rate if max_rate is None else max_rate
@@ -234,10 +246,14 @@ class Chores:
         return Chore(self._prefix + name, weight, self, step)
 
     def _tools(self) -> "Tools":
-        """Tools of this thread.  Tools from before a fork belong to the parent process: they are kept and never used."""
+        """Tools of this thread.  Tools from before a fork belong to the parent process.
+
+        They are kept and never used.
+        """
         from penstock.engines.stealing.tools import Tools  # noqa: PLC0415  a process that recruits nobody needs no drivers
 
-        # Made now, of the class that is there now: see `Recruiter`.  Two threads that come first get the same.
+        # Made now, of the class that is there now: see
+        # `Recruiter`.  Two threads that come first get the same.
         thread: Any = vars(self).setdefault("_thread", threading.local())
         tools: Tools | None = getattr(thread, "tools", None)
         if tools is not None and tools.process != os.getpid():

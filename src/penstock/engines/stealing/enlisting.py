@@ -32,9 +32,10 @@ CONVERSATIONS = ("http", "websocket")
 
 
 class ASGIEnlister:
-    """ASGI middleware: enlists after each response, and after each websocket, when the application has returned.
+    """ASGI middleware: enlists after each response and websocket, once the application returns.
 
-    Streaming responses have then been sent, and background tasks have run.  A request that raises enlists nobody.
+    Streaming responses have then been sent, and background tasks have run.  A request that raises
+    enlists nobody.
     """
 
     def __init__(self, app: ASGIApplication, recruiter: Recruiter) -> None:
@@ -56,7 +57,8 @@ class ASGIEnlister:
 class WSGIEnlister:
     """WSGI middleware: enlists after each response, when the server has closed it.
 
-    A file that the server sends by itself (``wsgi.file_wrapper``) is left to it, and enlists nobody.
+    A file that the server sends by itself (``wsgi.file_wrapper``) is left to it, and enlists
+    nobody.
     """
 
     def __init__(self, app: WSGIApplication, recruiter: Recruiter) -> None:
@@ -99,7 +101,8 @@ def enlist_after_commit(recruiter: Recruiter, target: object) -> None:
 
     Args:
         recruiter: Has the jobs.
-        target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an async equivalent.
+        target: A ``Session``, a subclass of it, a ``sessionmaker``, a ``scoped_session``, or an
+            async equivalent.
 
     Raises:
         DeclarationError: ``target`` is of another type.
@@ -127,7 +130,8 @@ def enlist_on_hit(
 
     Args:
         recruiter: Has the jobs.
-        is_hit: Whether what the function returned, or what its coroutine did, is a hit; by default all but None.
+        is_hit: Whether what the function returned, or what its coroutine did, is a hit; by default
+            all but None.
     """
 
     def note(result: Any) -> Any:
@@ -152,11 +156,12 @@ def enlist_on_hit(
 def make_slice(work: Callable[[], object]) -> Callable[[], Outcome]:
     """Makes a job that does a slice of a structure's work: ``make_slice(sessions.gc)``.
 
-    It gives up if Redis does not answer or another process was faster, and counts a slice that found nothing as such.
+    It gives up if Redis does not answer or another process was faster, and counts a slice that
+    found nothing as such.
 
     Args:
-        work: ``VolatileHash.gc``, ``PinnedKeys.reap``, ``QueueTracker.sync``, or any function that returns something true if
-            there was work.
+        work: ``VolatileHash.gc``, ``PinnedKeys.reap``, ``QueueTracker.sync``, or any function that
+            returns something true if there was work.
     """
 
     def slice_() -> Outcome:

@@ -1,10 +1,12 @@
-"""Threads that do jobs: one in charge, those that hang in a job, and their supervisor; and what a job may ask while it runs.
+"""Threads that do jobs: one in charge, those that hang in a job, and their supervisor.
 
-A thread is a daemon, starts with its first job, does the jobs handed to it one after the other, and waits for the next one.
-``offer`` waits for no lock and no job.  It may be called by any thread, by an event loop, and by a signal handler.
+And what a job may ask while it runs.  A thread is a daemon, starts with its first job, does the
+jobs handed to it one after the other, and waits for the next one.  ``offer`` waits for no lock and
+no job.  It may be called by any thread, by an event loop, and by a signal handler.
 
-What the thread waits for is made with it, and looked up then: gevent replaces ``queue.SimpleQueue`` in each process of a
-server, which may have loaded the application before.  A greenlet that waits in the original stops all others, for ever.
+What the thread waits for is made with it, and looked up then: gevent replaces ``queue.SimpleQueue``
+in each process of a server, which may have loaded the application before.  A greenlet that waits in
+the original stops all others, for ever.
 """
 
 import asyncio
@@ -31,7 +33,8 @@ class Run:
 
     assignment: Assignment
     ends_at: float  # by ``time.monotonic``
-    when_idle: Callable[[Callable[[], object]], None]  # collects calls for its thread when that is idle
+    # collects calls for its thread when that is idle
+    when_idle: Callable[[Callable[[], object]], None]
     started: float = field(default_factory=monotonic)
     _unsettled: Lock = field(default_factory=Lock)
 
@@ -49,7 +52,9 @@ current_run: ContextVar[Run] = ContextVar("penstock.engines.stealing.run")
 
 
 def time_left_s() -> float:
-    """Returns the seconds left in the budget of the running job; 0 if it is spent or the process is about to end.
+    """Returns the seconds left in the budget of the running job.
+
+    0 if it is spent or the process is about to end.
 
     A job looks at it between its steps.  Outside of a job, the time is unlimited: ``math.inf``.
     """
@@ -58,10 +63,10 @@ def time_left_s() -> float:
 
 
 def when_idle(close: Callable[[], object]) -> None:
-    """Has ``close`` called once, in the running job's thread, when it has been idle for a while, or ends.
+    """Has ``close`` called once, in the running job's thread, when it is idle for a while or ends.
 
-    For what a job keeps open for the next one, such as a connection.  The same function given twice is called once.
-    Outside of a job, nothing calls it.
+    For what a job keeps open for the next one, such as a connection.  The same function given twice
+    is called once.  Outside of a job, nothing calls it.
     """
     run = current_run.get(None)
     if run is not None:
@@ -77,7 +82,10 @@ MAX_FRAMES = 6
 
 
 class JobFailureLog:
-    """Logs failures of jobs, each kind once a minute; never their texts, which may hold a payload."""
+    """Logs failures of jobs, each kind once a minute.
+
+    Never their texts, which may hold a payload.
+    """
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, ...], float] = {}
@@ -85,7 +93,8 @@ class JobFailureLog:
 
     def show(self, name: str, error: BaseException) -> None:
         """Logs the class of an error and where it was raised."""
-        # The frames, outermost first: the last two parts of each path, line and function; no values.
+        # The frames, outermost first: the last two parts of each path, line and function; no
+        # values.
         walked = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
         codes = [(Path(frame.f_code.co_filename).parts[-2:], line, frame.f_code.co_name) for frame, line in walked]
         frames = [f"{'/'.join(parts)}:{line} in {name}" for parts, line, name in codes]
@@ -117,7 +126,7 @@ def run(job: Job, limit_s: float) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Time limits: a job's budget, when it counts as hung, when an idle thread closes its connections."""
+    """Time limits: a job's budget, when it counts as hung, when an idle thread disconnects."""
 
     budget_s: float
     hangs_s: float
@@ -139,7 +148,10 @@ class JobThread:
         self.running: Run | None = None
 
     def offer(self, assignment: Assignment) -> bool:
-        """Hands a job over, unless the thread has one.  Raises ``RuntimeError`` if the thread cannot be started."""
+        """Hands a job over, unless the thread has one.
+
+        Raises ``RuntimeError`` if the thread cannot be started.
+        """
         if self._ends or self.running is not None or not (self._inbox is None or self._inbox.empty()):
             return False
         if self._thread is None and not self._start():
@@ -193,7 +205,10 @@ class JobThread:
         self._close()
 
     def _do_next(self) -> None:
-        """Does the next job, in a call of its own: a waiting thread then holds no job, which may hold the recruiter."""
+        """Does the next job, in a call of its own.
+
+        A waiting thread then holds no job, which may hold the recruiter.
+        """
         assignment = self._next(wait_s=self._limits.idle_s if self._closing else None)
         if assignment is None:
             self._close()
@@ -226,7 +241,7 @@ class JobThread:
         self.running = None
 
     def _attempt(self, running: Run) -> Outcome:
-        """Runs a job in a context of its own, so that it sees nothing that another job or a request has set."""
+        """Runs a job in its own context: it sees nothing that another job or a request has set."""
         current_run.set(running)
         try:
             outcome = run(running.assignment.job, self._limits.hangs_s)
@@ -256,7 +271,10 @@ class JobThread:
 
 
 MAX_HUNG = 3
-"""Limit of the threads that hang in their jobs while another one goes on; if that hangs too, no job is done until one returns."""
+"""Limit of the threads that hang in their jobs while another one goes on.
+
+If that hangs too, no job is done until one returns.
+"""
 
 
 class ThreadSupervisor:
@@ -270,14 +288,18 @@ class ThreadSupervisor:
         self._in_charge = self._make_thread()
 
     def hand_over(self, assignment: Assignment) -> bool:
-        """Hands a job to the thread in charge; returns False if that is busy or cannot be started."""
+        """Hands a job to the thread in charge.
+
+        Returns False if that is busy or cannot be started.
+        """
         thread = self._in_charge
         hanging = thread.hanging()
         if hanging is not None and not self._is_stopped:
             thread = self._replace(thread, hanging)
         try:
             return thread.offer(assignment)
-        except RuntimeError as error:  # the system has no thread for us, or the process is about to end
+        # the system has no thread for us, or the process is about to end
+        except RuntimeError as error:
             self._failures.show("start of a thread", error)
             return False
 

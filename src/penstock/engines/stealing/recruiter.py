@@ -23,10 +23,10 @@ Report = Callable[[str, JobCounters], object]
 class Recruiter:
     """Has small jobs done by the processes of an application, between their own work.
 
-    One random number for each call of ``enlist`` decides which job is drawn, if any: at most one.  A thread of the
-    recruiter does it, so that nothing a job does reaches the caller.  While that thread is busy, jobs that are drawn are
-    dismissed.  Each process has its own thread and counters, also after a fork.  The thread of a recruiter that nothing
-    refers to any more ends.
+    One random number for each call of ``enlist`` decides which job is drawn, if any: at most one.
+    A thread of the recruiter does it, so that nothing a job does reaches the caller.  While that
+    thread is busy, jobs that are drawn are dismissed.  Each process has its own thread and
+    counters, also after a fork.  The thread of a recruiter that nothing refers to any more ends.
     """
 
     _sampler: Sampler
@@ -39,12 +39,16 @@ class Recruiter:
 
         Args:
             budget_s: What a job should take at most, in seconds: see ``time_left_s``.
-            hangs_s: A job that has not returned after so many seconds is abandoned, and another thread takes over.
-            idle_s: After so many seconds without a job, the thread closes what jobs kept open: see ``when_idle``.
-            report: Called in the recruiter's thread after each job, with the job's name and its counters.
+            hangs_s: A job that has not returned after so many seconds is abandoned, and another
+                thread takes over.
+            idle_s: After so many seconds without a job, the thread closes what jobs kept open: see
+                ``when_idle``.
+            report: Called in the recruiter's thread after each job, with the job's name and its
+                counters.
 
         Raises:
-            DeclarationError: A time is not a positive number of seconds, or ``hangs_s`` is within the budget.
+            DeclarationError: A time is not a positive number of seconds, or ``hangs_s`` is within
+                the budget.
         """
         times: dict[str, object] = {"budget_s": budget_s, "hangs_s": hangs_s, "idle_s": idle_s}
         for name, value in times.items():
@@ -63,12 +67,14 @@ class Recruiter:
         """Adds a job, behind those that are installed.
 
         Args:
-            job: A callable without arguments; a coroutine function is awaited.  See ``Outcome`` for what it returns.
+            job: A callable without arguments; a coroutine function is awaited.  See ``Outcome`` for
+                what it returns.
             name: Its name in counters and logs.
             rate: The share of the calls of ``enlist`` that draw it, from 0 to 1.
 
         Raises:
-            InvalidChore: The name is empty or exists, the rate is out of range, or all rates together exceed 1.
+            InvalidChore: The name is empty or exists, the rate is out of range, or all rates
+                together exceed 1.
         """
         with self._installing:
             added = Assignment(name, job, rate, self._calls.read())
@@ -98,7 +104,9 @@ class Recruiter:
         return {assignment.name: assignment.rate for assignment in self._sampler.assignments}
 
     def enlist(self) -> bool:
-        """Draws a job, or none, and hands it to the recruiter's thread; never waits and never raises.
+        """Draws a job, or none, and hands it to the recruiter's thread.
+
+        Never waits and never raises.
 
         Returns:
             Whether a job was drawn and handed over.
@@ -118,7 +126,10 @@ class Recruiter:
         return {assignment.name: self._counters(assignment) for assignment in self._sampler.assignments}
 
     def close(self) -> None:
-        """Ends the thread: ends a running job's budget and waits for it, up to 1 s.  Called at the end of the process."""
+        """Ends the thread: ends a running job's budget and waits for it, up to 1 s.
+
+        Called at the end of the process.
+        """
         self._supervisor.stop(min(self._limits.budget_s, MAX_END_S))
 
     def _begin(self, assignments: Sequence[Assignment]) -> None:
@@ -152,7 +163,10 @@ class Recruiter:
 
 
 def _refer_weakly(report: Callable[[Assignment], None]) -> Callable[[Assignment], None]:
-    """Wraps a method of the recruiter without keeping it alive: its thread would not end before it."""
+    """Wraps a method of the recruiter without keeping it alive.
+
+    Its thread would not end before it.
+    """
     reference = WeakMethod(report)
 
     def call(assignment: Assignment) -> None:

@@ -1,4 +1,4 @@
-"""The installed jobs: the chance of each, which is what one random number draws, and its counters in this process."""
+"""The installed jobs: the chance of each to be drawn, and its counters in this process."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Job = Callable[[], object]
 
 
 class Outcome(Enum):
-    """End of a recruited job.  A job returns one of these, or anything else, which means ``FINISHED``."""
+    """End of a recruited job.  Anything else that a job returns means ``FINISHED``."""
 
     FINISHED = "finished"
     NOTHING_TO_DO = "nothing to do"
@@ -27,14 +27,17 @@ class Outcome(Enum):
 class JobCounters:
     """The counters of one job since it was installed in this process.
 
-    ``recruited`` is the sum of ``dismissed``, ``finished``, ``aborted`` and ``failed``, plus one while the job runs.
+    ``recruited`` is the sum of ``dismissed``, ``finished``, ``aborted`` and ``failed``, plus one
+    while the job runs.
 
     Attributes:
         enlisted: Calls of ``enlist`` while the job was installed.
         recruited: Calls that drew this job.
-        dismissed: Drawn, and nothing done: the recruiter's thread was busy, or there was nothing to do.
+        dismissed: Drawn, and nothing done: the recruiter's thread was busy, or there was nothing to
+            do.
         finished: Runs that did their work.
-        aborted: Runs that gave up: another process holds the lock, a server is away, the budget is spent.
+        aborted: Runs that gave up: another process holds the lock, a server is away, the budget is
+            spent.
         failed: Runs that raised, or did not return in time.
         seconds: Time spent in the job.
     """
@@ -104,7 +107,10 @@ class Assignment:
 
 
 class Sampler:
-    """The jobs in the order of installation; never changed, so that it can be drawn from while another is made."""
+    """The jobs in the order of installation.
+
+    Never changed, so that it can be drawn from while another is made.
+    """
 
     def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
         """Checks the jobs.  Raises ``InvalidChore``."""
@@ -115,7 +121,10 @@ class Sampler:
         self._thresholds = list(accumulate(assignment.rate for assignment in assignments))
 
     def draw(self, number: float) -> Assignment | None:
-        """Draws a job by a number from 0 to below 1; None if it falls into no job's part of that range."""
+        """Draws a job by a number from 0 to below 1.
+
+        None if it falls into no job's part of that range.
+        """
         index = bisect_right(self._thresholds, number)
         return self.assignments[index] if index < len(self.assignments) else None
 

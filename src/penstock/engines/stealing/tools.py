@@ -1,7 +1,9 @@
-"""Tools of the chores of a pipeline, in one thread of one process.  Imported when the first chore runs.
+"""Tools of the chores of a pipeline, in one thread of one process.
 
-The streamer and the workers are those of the other engines, in slices.  Each keeps its connections until the thread is idle
-or a server fails.
+Imported when the first chore runs.
+
+The streamer and the workers are those of the other engines, in slices.  Each keeps its connections
+until the thread is idle or a server fails.
 """
 
 import os
@@ -50,7 +52,10 @@ def summarise(status: Status) -> Gauges:
 
 
 def _lag(consumer: ConsumerStatus, channel: ChannelStatus | None) -> ConsumerLag:
-    """Returns the lag of a consumer and its channel's records; of a source, those that it has passed or will."""
+    """Returns the lag of a consumer and its channel's records.
+
+    Of a source, those that it has passed or will.
+    """
     shards = consumer.shards
     ever = sum(shard.checkpoint + shard.lag for shard in shards)
     if channel is not None:
@@ -68,10 +73,16 @@ def _queued(channel: ChannelStatus) -> int:
 log = structlog.get_logger("penstock.chores")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
-"""Seconds that chores leave servers alone after one of them has failed: doubled after each failure in a row."""
+"""Seconds that chores leave servers alone after one of them has failed.
+
+Doubled after each failure in a row.
+"""
 
 NOT_AWAY = {"55P03", "57014"}
-"""SQLSTATE of a lock that could not be had in time, and of a statement that took too long: the server is there."""
+"""SQLSTATE of a lock that could not be had in time, and of a statement that took too long.
+
+The server is there.
+"""
 
 
 class GaveUp(Exception):
@@ -95,7 +106,10 @@ class Tools:
         self._resume_at, self._backoff = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
-        """Does a slice, unless a server has just failed.  Raises errors other than conflicts and unavailable servers."""
+        """Does a slice, unless a server has just failed.
+
+        Raises errors other than conflicts and unavailable servers.
+        """
         if monotonic() < self._resume_at:
             return Outcome.GAVE_UP
         try:
@@ -157,7 +171,10 @@ class Tools:
         return self._streamer
 
     def _worker(self, spec: ConsumerSpec) -> Worker:
-        """Returns the worker of a consumer; it remembers failures after its connections were closed."""
+        """Returns the worker of a consumer.
+
+        It remembers failures after its connections were closed.
+        """
         if spec.name not in self._workers:
             worker = make_worker(
                 self._pipeline,
@@ -181,6 +198,9 @@ class Tools:
 
 
 def _check_time() -> None:
-    """Ends a slice that has spent its time on connecting: the next one finds the connections open."""
+    """Ends a slice that has spent its time on connecting.
+
+    The next one finds the connections open.
+    """
     if time_left_s() <= 0:
         raise GaveUp

@@ -1,9 +1,10 @@
-"""``manage.py penstock …``: Penstock's command line with the pipeline, the database and the Redis of the settings.
+"""``manage.py penstock …``: Penstock's command line with the settings of Django.
 
     python manage.py penstock stream
     python manage.py penstock consume --help
 
-An option or a variable ``PENSTOCK_…`` wins over the settings of Django.  Exit codes are those of the command.
+An option or a variable ``PENSTOCK_…`` wins over the settings of Django.  Exit codes are those of
+the command.
 """
 
 import argparse
@@ -48,7 +49,9 @@ class Command(BaseCommand):
         except SystemExit as ended:
             if ended.code:
                 code = ended.code if isinstance(ended.code, int) else 1
-                raise CommandError(f"penstock {' '.join(arguments[:1])} failed", returncode=code) from ended
+                raise CommandError(
+                    f"penstock {' '.join(arguments[:1])} failed", returncode=code
+                ) from ended
 
     @staticmethod
     def _run(arguments: Sequence[str]) -> None:
@@ -71,6 +74,10 @@ def _read_settings() -> dict[str, str]:
         url = get_database_url(get_pipeline().using)
     except PenstockError as error:
         sys.exit(show_error(error, debug=False))
-    settings = {"APP": "penstock.django:pipeline", "DATABASE_URL": url, "REDIS_URL": get_setting("REDIS_URL")}
+    settings = {
+        "APP": "penstock.django:pipeline",
+        "DATABASE_URL": url,
+        "REDIS_URL": get_setting("REDIS_URL"),
+    }
     variables = {f"PENSTOCK_{name}": str(value) for name, value in settings.items() if value}
     return {name: value for name, value in variables.items() if name not in os.environ}
