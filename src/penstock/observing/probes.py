@@ -126,7 +126,7 @@ def _answer(lines: list[str]) -> Answer:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """Returns the seconds between two keep-alives.
+    """Returns the seconds between two watchdog messages.
 
     Half of systemd's watchdog interval, as it advises; 0 without one.
     """
