@@ -4,7 +4,6 @@ import gc
 import logging
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from platform import python_version
 
 import pytest
@@ -32,7 +31,7 @@ pytest_plugins = [
     "fixtures.books",
     "fixtures.jobs",
     "fixtures.engines",
-    *(["fixtures.spark"] if find_spec("pyspark") else []),  # make newest has none
+    "fixtures.spark",
     "fixtures.proxy",
     "fixtures.pooler",
     "fixtures.topologies",

@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 import redis
 
+from fixtures.documents import ROOT
 from fixtures.flow import stage_rows
 from penstock import Log
+from penstock.channels.routing import ick_shard_keys
+from penstock.clients import DirtyList
 from penstock.database.connections import Connection
-from penstock.records import Record, ShardName
+from penstock.records import Record, Shard, ShardName
 from penstock.streaming import Streamer
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "log-format.md"
+PAGE = ROOT / "docs" / "reference" / "log-format.md"
+
+BLOCKS = re.findall(r"```javascript\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 # Speaks to Redis by itself: a page about a format should not need a library.
 READ = """
@@ -80,7 +85,7 @@ def test_the_pages_javascript_reads_the_log(
     )
     stage_rows(connection, things, 3, "later")
     streamer.drain()
-    [function] = re.findall(r"```javascript\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    function, _ = BLOCKS
     script = tmp_path / "read.js"
     script.write_text(function + READ)
     path = redis_client.connection_pool.connection_kwargs["path"]
@@ -89,6 +94,37 @@ def test_the_pages_javascript_reads_the_log(
         key = f"penstock:{{{shard}}}:log"
         done = subprocess.run(["node", str(script), path, key], capture_output=True, text=True, check=True, timeout=60)
         assert json.loads(done.stdout) == [as_javascript(record) for record in records]
+
+
+LIST = """
+import { createClient } from "redis";
+const client = createClient({ socket: { path: process.argv[2], tls: false } });
+await client.connect();
+console.log(JSON.stringify(await dirtyMembers(client, process.argv[3])));
+await client.close();
+"""
+
+
+def test_the_pages_javascript_lists_what_an_ick_has_not_done(redis_client: redis.Redis, tmp_path: Path) -> None:
+    """Dirty, reserved, reserved under a number, and dirty again: each once, since it became dirty first."""
+    node, modules = shutil.which("node"), ROOT / ".venv" / "node" / "node_modules"
+    if node is None or not (modules / "redis").is_dir():
+        pytest.skip("there is no Node.js with redis: npm install --prefix .venv/node redis")
+    (tmp_path / "node_modules").symlink_to(modules)
+    (tmp_path / "list.mjs").write_text(BLOCKS[1] + LIST)
+    keys = ick_shard_keys("penstock", ShardName("documents", Shard(1)))
+    dirty = DirtyList(redis_client, keys.name)
+    dirty.add({"é first": 1.5, "second": 2.0, "third": 3.25})
+    reserved = dirty.reserve(2)
+    redis_client.zadd(keys.ick.held, {"held": 2.5})
+    dirty.add({"second": 9.0})
+    path = redis_client.connection_pool.connection_kwargs["path"]
+
+    command = [node, str(tmp_path / "list.mjs"), path, "documents/1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+    assert [*reserved] == [("é first".encode(), 1.5), (b"second", 2.0)]
+    assert json.loads(done.stdout) == [["é first", 1.5], ["second", 2], ["held", 2.5], ["third", 3.25]]
 
 
 def as_javascript(record: Record) -> dict[str, Any]:
