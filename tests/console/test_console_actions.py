@@ -14,7 +14,7 @@ from penstock import Pipeline
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS, Right
 from penstock.console.actions import ACTIONS
-from penstock.console.pages import HIDDEN
+from penstock.console.reading import HIDDEN
 from penstock.database.connections import Connection
 from penstock.operating.pausing import list_actions, pause
 

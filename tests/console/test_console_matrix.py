@@ -21,7 +21,7 @@ from console.conftest import HOSTILE, Visitors
 from penstock import Pipeline
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS
-from penstock.console.pages import HIDDEN
+from penstock.console.reading import HIDDEN
 from penstock.console.web_application import Console
 from penstock.database.connections import Connection
 

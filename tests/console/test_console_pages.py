@@ -17,9 +17,10 @@ from console.test_console_matrix import LETTER, PATHS
 from fixtures.constants import SetConstants
 from fixtures.roles import UrlFor
 from penstock import Pipeline
-from penstock.console import make_console, pages
+from penstock.console import make_console, reading
 from penstock.console.access import RIGHTS, Visitor
-from penstock.console.pages import HIDDEN, LETTERS, PAGES, Reading, is_about
+from penstock.console.pages import LETTERS, PAGES, is_about
+from penstock.console.reading import HIDDEN, Reading
 from penstock.console.status_sampler import Sample
 from penstock.database.connections import Connection
 from penstock.operating.doctor.check import CheckResult
@@ -60,9 +61,9 @@ def test_what_a_visitor_may_not_see_is_left_out_of_each_sample_anew(
     connection.execute("UPDATE penstock.checkpoints SET waiting = 'said of a record'")
     second = Sample(status(connection, redis_client, flow), None)
     samples = [first, first, second, second]
-    reading = Reading(flow, "", "", SimpleNamespace(look=lambda: samples.pop(0)))  # type: ignore[arg-type]
+    made = Reading(flow, "", "", SimpleNamespace(look=lambda: samples.pop(0)))  # type: ignore[arg-type]
 
-    shown = [reading.status(Visitor("ann", frozenset({"see"})))[1] for _ in range(4)]
+    shown = [made.status(Visitor("ann", frozenset({"see"})))[1] for _ in range(4)]
 
     assert [len(each.waiting) > 0 for each in shown] == [False, False, True, True]
     assert {reason for each in shown for _, _, reason in each.waiting} == {HIDDEN}
@@ -90,7 +91,7 @@ def test_many_viewers_of_the_doctor_are_one_examination(see_as: As, monkeypatch:
         next(calls)
         return diagnose(*args, **options)
 
-    monkeypatch.setattr(pages, "diagnose", counted)
+    monkeypatch.setattr(reading, "diagnose", counted)
 
     assert {client.get(path).status_code for path in ("/doctor", "/doctor.json", "/doctor")} == {200}
     assert next(calls) == 1
@@ -184,7 +185,7 @@ def test_who_may_not_see_reasons_is_given_the_command_that_one_names(
 
 def test_every_template_is_used_and_nothing_is_loaded_from_elsewhere() -> None:
     home = files("penstock.console")
-    used = {page.template for page in PAGES.values()} | {"plan.html", "enter.html", "error.html"}
+    used = {page.template for page in PAGES.values()} | {"plan.html", "enter.html", "error.html", "refusal.html"}
     for template in (home / "templates").iterdir():
         text = template.read_text()
         used |= set(re.findall(r'{% (?:include|extends|import) "([^"]+)"', text))

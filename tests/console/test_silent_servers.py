@@ -3,10 +3,13 @@
 The limits of workers, which are minutes, are made endless here: what waits by one of those does not end.
 """
 
+import json
+import re
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -25,7 +28,9 @@ from penstock.channels.queue.inspection import busiest_tenants, oldest_messages
 from penstock.channels.server import connect_redis
 from penstock.cli.commands import probe as probe_command
 from penstock.console import make_console
-from penstock.database.connections import connect_postgres
+from penstock.console.reading import CONNECTIONS
+from penstock.console.web_application import Console
+from penstock.database.connections import Connection, connect_postgres
 from penstock.database.transactions import Timeouts
 from penstock.errors import ServerUnavailable
 from penstock.observing.state_metrics import StateCollector
@@ -39,6 +44,7 @@ from penstock.operating.pausing import list_actions
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain, trace
 from penstock.records import RecordId
+from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 ENDLESS_S = 3600.0
@@ -116,6 +122,135 @@ def test_a_page_and_its_twin_answer_as_if_the_server_were_away(
     for (route, path, address), (code, text) in answers.items():
         assert code == state.find_status(route, path), (address, text)
         assert code != 503 or SERVERS[name] in text, (address, text)
+
+
+VIEWERS = 44
+
+
+def ask_at_once(console: Console, pool: ThreadPoolExecutor, path: str, times: int) -> list[Future[tuple[int, str]]]:
+    """Asks for a page so many times at once; the status and the text of each answer."""
+
+    def ask() -> tuple[int, str]:
+        answer = TestClient(console, base_url="http://console").get(path)
+        return answer.status_code, answer.text
+
+    return [pool.submit(ask) for _ in range(times)]
+
+
+@pytest.mark.parametrize("path", ["/doctor", "/actions", "/dead-letters", "/find?q=1", "/channels/things/contents"])
+def test_many_viewers_of_a_silent_postgres_wait_once_and_not_one_after_the_other(
+    flow: Pipeline,
+    visitors: Visitors,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    set_constants: SetConstants,
+    path: str,
+) -> None:
+    set_constants("console.status_sampler", TIMEOUTS=LIMITS["postgres"], WAIT_S=ENDLESS_S)
+    set_constants("console.reading", REMEMBERED_S=ENDLESS_S)
+    visitors.visitor = VISITORS["acts"]
+    console = make_console(flow, behind(postgres_proxy, database_url), redis_url, access=visitors)
+    postgres_proxy.hold_back()
+    with ThreadPoolExecutor(VIEWERS) as pool:
+        answers = [each.result() for each in ask_at_once(console, pool, path, VIEWERS)]
+        after = [each.result() for each in ask_at_once(console, pool, "/actions", 1)]
+    console.close()
+
+    assert {(status, "Postgres" in text) for status, text in answers + after} == {(503, True)}
+    assert 'aria-label="Pages"' in answers[0][1]
+    assert postgres_proxy.accepted <= (1 if path == "/doctor" else CONNECTIONS)
+
+
+def test_pages_take_a_few_connections_and_say_so_who_find_none(
+    flow: Pipeline,
+    visitors: Visitors,
+    database_url: str,
+    redis_url: str,
+    streamer: Streamer,
+    connection: Connection,
+    set_constants: SetConstants,
+) -> None:
+    streamer.drain()
+    endless = Timeouts(statement_s=ENDLESS_S, lock_s=ENDLESS_S)
+    set_constants("console.status_sampler", TIMEOUTS=endless, WAIT_S=0.1)
+    visitors.visitor, waiting = VISITORS["acts"], "application_name = 'penstock console' AND wait_event_type = 'Lock'"
+    console = make_console(flow, database_url, redis_url, access=visitors)
+    with ThreadPoolExecutor(10) as pool, connect_postgres(database_url, application="test") as holder:
+        with holder.transaction():
+            holder.execute("LOCK TABLE penstock.actions IN ACCESS EXCLUSIVE MODE")
+            asked = ask_at_once(console, pool, "/actions", 10)
+            refused = [each.result() for each in islice(as_completed(asked), 10 - CONNECTIONS)]
+            sessions = connection.execute(f"SELECT FROM pg_stat_activity WHERE {waiting}".encode()).fetchall()
+        served = [each.result()[0] for each in asked]
+    console.close()
+
+    assert {(status, f"all {CONNECTIONS} connections" in text) for status, text in refused} == {(503, True)}
+    assert len(sessions) == CONNECTIONS
+    assert served.count(200) == CONNECTIONS
+
+
+@pytest.mark.usefixtures("scene")
+def test_the_last_status_is_shown_as_old_while_postgres_is_silent(
+    flow: Pipeline,
+    visitors: Visitors,
+    database_url: str,
+    redis_url: str,
+    postgres_proxy: Proxy,
+    set_constants: SetConstants,
+) -> None:
+    set_constants("console.status_sampler", TIMEOUTS=LIMITS["postgres"], WATCHED_S=0, BUSY_SHARE=0)
+    visitors.visitor = VISITORS["sees"]
+    console = make_console(flow, behind(postgres_proxy, database_url), redis_url, access=visitors)
+    client = TestClient(console, base_url="http://console")
+    try:
+        eventually(lambda: client.get("/").status_code == 200, "a sample")
+        before = json.loads(client.get("/consumers/halts.json").text)
+        postgres_proxy.hold_back()
+        eventually(lambda: client.get("/").status_code == 503, "the silence is seen")
+        shown = {path: client.get(path) for path in ("/", "/channels", "/channels/things", "/consumers/halts")}
+        twin = client.get("/consumers/halts.json")
+    finally:
+        postgres_proxy.heal()
+        console.close()
+
+    assert before[0]["consumer"] == "halts"
+    for path, answer in shown.items():
+        assert answer.status_code == 503, path
+        assert re.search(r"<b>Old:</b> this was read <time .*Postgres does not answer", answer.text), path
+        assert 'aria-label="Pages"' in answer.text
+    assert "halted" in shown["/consumers/halts"].text
+    assert (twin.status_code, "Postgres does not answer" in twin.json()["error"]) == (503, True)
+
+
+@pytest.mark.usefixtures("scene")
+def test_what_redis_does_not_say_is_unknown_and_no_zero(
+    flow: Pipeline,
+    visitors: Visitors,
+    database_url: str,
+    redis_url: str,
+    redis_proxy: Proxy,
+    set_constants: SetConstants,
+) -> None:
+    set_constants("console.status_sampler", TIMEOUTS=LIMITS["redis"], WATCHED_S=0, BUSY_SHARE=0)
+    visitors.visitor = VISITORS["sees"]
+    console = make_console(flow, database_url, behind(redis_proxy, redis_url), access=visitors)
+    client = TestClient(console, base_url="http://console")
+
+    def read_step() -> list[tuple[str, str]]:
+        return re.findall(r"<h2>Published</h2><p class=\"big\">(.*?)</p><p>(.*?)</p>", client.get("/").text)
+
+    try:
+        eventually(lambda: re.search("0/s.*3 to Redis", str(read_step())), "it is read twice")
+        redis_proxy.hold_back()
+        eventually(lambda: "not known: see above" in str(read_step()), "Redis is silent")
+        redis_proxy.heal()
+        eventually(lambda: "3 to Redis" in str(read_step()), "it is back")
+        [(rate, _)] = read_step()
+    finally:
+        redis_proxy.heal()
+        console.close()
+    assert rate == "0/s"  # not all that Redis had before it was silent
 
 
 JOBS, THINGS, INDEX = (each.shard_names for each in (conftest.JOBS, conftest.THINGS, conftest.INDEX))

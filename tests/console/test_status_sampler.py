@@ -70,7 +70,7 @@ def test_points_of_a_minute_are_kept_and_each_quarter_of_a_minute_one_for_an_hou
     sample = sampler.sample
 
     assert sample is not None
-    assert (sample.status, sample.error) == (None, "it is away")
+    assert (sample.status, sample.error, sample.is_stale) == (found, "it is away", True)
     assert [point.at for point in sample.recent] == list(range(7142, 7202, 2))
     assert len(sample.hour) == HOUR_POINTS
     assert {later.at - before.at for before, later in zip(sample.hour, sample.hour[1:], strict=False)} == {16}

@@ -8,15 +8,16 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from urllib.parse import quote
 
 import structlog
 
 from penstock.console.access import Right, Visitor
-from penstock.console.status_sampler import TIMEOUTS
+from penstock.console.reading import ConnectionPool
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import PauseKind, read_pauses
 from penstock.display import to_json
@@ -75,12 +76,12 @@ class Acting:
     """Carries actions out."""
 
     pipeline: Pipeline | None
-    database_url: str | None
+    pool: ConnectionPool | None  # of a login of its own; None if there is none
 
     @property
     def is_possible(self) -> bool:
         """True if there is a login for it."""
-        return self.database_url is not None
+        return self.pool is not None
 
     def plan(self, action: Action, given: Given) -> Plan:
         """What an action would do."""
@@ -107,10 +108,10 @@ class Acting:
     def _scope(self) -> Scope:
         return get_scope(self.pipeline)
 
-    def _connection(self) -> Connection:
-        if self.database_url is None:
+    def _connection(self) -> AbstractContextManager[Connection]:
+        if self.pool is None:
             raise Refused("this console only reads: it was given no login for acting (--acting-database-url)")
-        return connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS)
+        return self.pool.connection()
 
 
 def _field(given: Given, name: str) -> str:

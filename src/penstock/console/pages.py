@@ -4,40 +4,32 @@ What a visitor may not see is left out here, of both: keys, and reasons, which m
 """
 
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from time import monotonic
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 
 from penstock.channels.channel_kinds import get_kind
-from penstock.channels.commands import RedisClient
 from penstock.channels.queue.inspection import busiest_tenants
-from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
-from penstock.console.status_sampler import TIMEOUTS, Sample, StatusSampler
+from penstock.console.reading import HIDDEN, Reading
+from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import InvalidName, ServerUnavailable, Unknown
+from penstock.errors import InvalidName, Unknown
 from penstock.operating import letters
 from penstock.operating.channels import find_channel
 from penstock.operating.doctor.check import CheckResult
-from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
 from penstock.operating.tracing.causes import explain, trace
 from penstock.parsing import find_number
-from penstock.pipeline import Pipeline, get_scope
-from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName, is_place, parse_place
-
-HIDDEN = "(not for this visitor)"
+from penstock.records import Offset, Place, RecordId, Shard, ShardName, is_place, parse_place
 
 LETTERS = 100
 """Dead letters on a page."""
@@ -48,62 +40,11 @@ MAX_GROUPS = 20
 MAX_SHARDS = 64
 """Shards of a channel or a consumer on its page, those with work first."""
 
-DOCTOR_S = 5.0
-"""Seconds for which what the doctor has said is shown again: some of its checks take a while."""
-
 CONTENTS = 50
 """Records, messages, members, tenants or limits on a page."""
 
 MAX_ROWS = 200
 """Channels or consumers on a page."""
-
-
-@dataclass
-class Reading:
-    """Where the pages read."""
-
-    pipeline: Pipeline | None
-    database_url: str
-    redis_url: str
-    sampler: StatusSampler
-    _examining: threading.Lock = field(default_factory=threading.Lock)
-    _examined_at: float = 0.0
-    _results: list[CheckResult] | None = None
-    _concealed: tuple[Sample, Status] | None = None
-
-    @property
-    def scope(self) -> Scope:
-        """The pipeline's scope."""
-        return get_scope(self.pipeline)
-
-    @contextmanager
-    def connections(self) -> Iterator[tuple[Connection, RedisClient]]:
-        """Connections for one page."""
-        with (
-            connect_postgres(self.database_url, application="console", timeouts=TIMEOUTS) as connection,
-            connect_redis(self.redis_url, timeouts=TIMEOUTS) as client,
-        ):
-            yield connection, client
-
-    def diagnose(self) -> list[CheckResult]:
-        """What the doctor says; within ``DOCTOR_S`` to all viewers the same."""
-        with self._examining:
-            if self._results is None or monotonic() - self._examined_at > DOCTOR_S:
-                with self.connections() as (connection, client):
-                    self._results = diagnose(connection, client, self.pipeline, scope=self.scope)
-                self._examined_at = monotonic()
-            return list(self._results)
-
-    def status(self, visitor: Visitor) -> tuple[Sample, Status]:
-        """The last sample, and what a visitor may see of its status."""
-        sample = self.sampler.look()
-        if sample.status is None:
-            raise ServerUnavailable(f"{sample.error}")
-        if visitor.may("keys"):
-            return sample, sample.status
-        if self._concealed is None or self._concealed[0] is not sample:
-            self._concealed = sample, _conceal(sample.status)
-        return self._concealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +53,7 @@ class Shown:
 
     values: Mapping[str, Any]  # for its template
     json: Any  # the same as JSON
+    sample: Sample | None = None  # the sample that it shows, which may be old
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +98,7 @@ def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     channels, consumers = found.channels[:MAX_ROWS], found.consumers[:MAX_ROWS]
     shards = [shard for channel in found.channels for shard in channel.shards]
     waits = sum(shard.staged for shard in shards)
-    unpublished = sum(max(0, shard.sequenced - shard.published) for shard in shards if shard.published is not None)
+    read = [(shard.sequenced, shard.published) for shard in shards if shard.published is not None]
     names = [channel.channel for channel in found.channels]
     lanes = [make_lane(sample, found, consumer) for consumer in consumers]
     values = {
@@ -164,9 +106,10 @@ def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> Shown:
         "steps": {
             "staged": (waits, max((shard.staged_s for shard in shards), default=0.0)),
             "sequenced": (sum(shard.sequenced for shard in shards), sample.rate("sequenced", *names)),
-            "unpublished": unpublished,
-            "published": (sum(shard.published or 0 for shard in shards), sample.rate("published", *names)),
-            "lag": sum(lane.lag for lane in lanes),
+            "unpublished": sum(max(0, sequenced - published) for sequenced, published in read),
+            "published": (sum(published for _, published in read), sample.rate("published", *names)),
+            "unread": len(shards) - len(read),
+            "lag": sum(shard.lag for each in found.consumers for shard in each.shards),
             "passed": sum(shard.checkpoint for each in found.consumers for shard in each.shards),
             "rate": sample.rate("passed", *((each.consumer, each.channel) for each in found.consumers)),
         },
@@ -175,7 +118,7 @@ def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> Shown:
         "lanes": lanes,
         "more": len(found.channels) + len(found.consumers) - len(channels) - len(consumers),
     }
-    return Shown(values, found)
+    return Shown(values, found, sample)
 
 
 def find_troubles(found: Status) -> list[CheckResult]:
@@ -215,8 +158,8 @@ def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
 
 
 def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> Shown:
-    _, found = reading.status(visitor)
-    return Shown({"channels": found.channels[:MAX_ROWS]}, found.channels)
+    sample, found = reading.status(visitor)
+    return Shown({"channels": found.channels[:MAX_ROWS]}, found.channels, sample)
 
 
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -241,15 +184,16 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
         "pause": next((each for each in found.pauses if (each.kind, each.name) == ("channel", name)), None),
         "schedules": [each for each in found.schedules if each.channel == name],
     }
-    return Shown(values, channel)
+    return Shown(values, channel, sample)
 
 
 def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     """The newest records of a log; the messages of a queue, or members of an Ick, that have waited longest."""
     name = request.path_params["name"]
-    with reading.connections() as (connection, client):
+    with reading.postgres() as connection:
         channel = find_channel(connection, name, scope=reading.scope)
-        namespace, shards = reading.scope.namespace, channel.shard_names[:MAX_SHARDS]
+    namespace, shards = reading.scope.namespace, channel.shard_names[:MAX_SHARDS]
+    with reading.redis() as client:
         held = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
     contents = [
         Content(each.place, each.key, each.facts.get("tenant"), each.state, each.at, each.facts.get("id"))
@@ -261,10 +205,11 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
 
 
 def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown:
-    with reading.connections() as (connection, client):
+    with reading.postgres() as connection:
         channel = find_channel(connection, request.path_params["name"], scope=reading.scope)
-        if not channel.traits.has_jobs:
-            raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
+    if not channel.traits.has_jobs:
+        raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
+    with reading.redis() as client:
         found, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, CONTENTS)
     if not visitor.may("keys"):
         found = [replace(each, tenant=HIDDEN) for each in found]
@@ -273,7 +218,7 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown
 
 def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     name = request.path_params["name"]
-    with reading.connections() as (connection, _):
+    with reading.postgres() as connection:
         found, count = list_limits(connection, name, limit=CONTENTS, scope=reading.scope)
     if not visitor.may("keys"):
         found = [replace(each, name=each.name and HIDDEN) for each in found]
@@ -285,7 +230,7 @@ def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     sample, found = reading.status(visitor)
     lanes = [make_lane(sample, found, each) for each in found.consumers[:MAX_ROWS]]
-    return Shown({"lanes": lanes}, found.consumers)
+    return Shown({"lanes": lanes}, found.consumers, sample)
 
 
 def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -307,7 +252,7 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Show
         "pauses": [each for each in found.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
         "troubles": [each for each in find_troubles(found) if is_about(name, each.message)],
     }
-    return Shown(values, mine)
+    return Shown(values, mine, sample)
 
 
 def is_about(name: str, message: str) -> bool:
@@ -327,7 +272,7 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
     chosen = letters.LetterFilter(
         given["consumer"], given["channel"], given["key"] if visitor.may("keys") else None, given["error"]
     )
-    with reading.connections() as (connection, _):
+    with reading.postgres() as connection:
         last = _parse_position(given["after"])
         found = letters.newest(connection, chosen, after=last, limit=LETTERS + 1, scope=reading.scope)
         groups = letters.group(connection, chosen, scope=reading.scope) if last is None else []
@@ -368,7 +313,7 @@ def _parse_position(text: str | None) -> letters.LetterPosition | None:
 def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     params = request.path_params
     place = Place(ShardName(params["channel"], Shard(params["shard"])), Offset(params["offset"]))
-    with reading.connections() as (connection, client):
+    with reading.postgres() as connection, reading.redis() as client:
         found = letters.find(connection, params["consumer"], place, scope=reading.scope)
         story = next(iter(trace(connection, client, RecordId(found.record_id), scope=reading.scope)), None)
         payload = None
@@ -381,8 +326,8 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
 
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    found = reading.status(visitor)[1]
-    return Shown({"runs": found.reconciliations}, found.reconciliations)
+    sample, found = reading.status(visitor)
+    return Shown({"runs": found.reconciliations}, found.reconciliations, sample)
 
 
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
@@ -403,7 +348,7 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
             raise InvalidName(
                 "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys are not for this visitor"
             )
-        with reading.connections() as (connection, client):
+        with reading.postgres() as connection, reading.redis() as client:
             with suppress(Unknown):  # the diagnosis says why
                 values["stories"] = trace(connection, client, wanted, scope=reading.scope)
             values["diagnosis"] = explain(connection, client, wanted, scope=reading.scope)
@@ -427,34 +372,6 @@ def _find_class(reason: str) -> str:
     return name if name.isidentifier() else HIDDEN
 
 
-def _conceal(found: Status) -> Status:
-    """A status without reasons, which may quote records; a command that one names stays, since another would do harm."""
-
-    def conceal_shard(consumer: ConsumerStatus, shard: ConsumerShard) -> ConsumerShard:
-        return replace(
-            shard,
-            halted=None if shard.halted is None else _conceal_halt(consumer, shard.shard, shard.halted),
-            waiting=None if shard.waiting is None else HIDDEN,
-        )
-
-    consumers = tuple(
-        replace(each, shards=tuple(conceal_shard(each, shard) for shard in each.shards)) for each in found.consumers
-    )
-    isolated = replace(found.faults.isolated, first=())
-    pauses = tuple(replace(each, reason=HIDDEN) for each in found.pauses)
-    return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated), pauses=pauses)
-
-
-def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
-    name, place = re.escape(consumer.consumer), re.escape(f"{consumer.channel}/{shard} offset ")
-    command = re.search(
-        rf"penstock reset (checkpoint {name} --to '{place}\d+' --resume --apply"
-        rf"|source {name} [a-z0-9_-]+( --to '{place}\d+' --apply)?)",
-        reason,
-    )
-    return HIDDEN if command is None else f"{HIDDEN}: {command[0]}"
-
-
 def _conceal_letter(letter: DeadLetterRow, visitor: Visitor) -> DeadLetterRow:
     return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_find_class(letter.reason))
 
@@ -467,7 +384,7 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
 
 
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    with reading.connections() as (connection, _client):
+    with reading.postgres() as connection:
         found = list_actions(connection, scope=reading.scope)
     if not visitor.may("keys"):  # a tenant, a key, a unique name
         hidden = re.compile("penstock (jobs|queues) ")

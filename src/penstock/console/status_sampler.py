@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
 from time import monotonic
@@ -42,6 +43,9 @@ WAIT_S = 6.0
 TIMEOUTS = Timeouts(connect_s=3, reply_s=3.0, statement_s=5.0, lock_s=1.0)
 """Limits of what the console asks."""
 
+STALE_S = 60.0
+"""Age from which on a sample is shown as old: servers are slow, and are asked no more often than a tenth of the time allows."""
+
 MAX_NAMES = 200
 """Consumers and channels of which a history is kept, each."""
 
@@ -54,7 +58,7 @@ class Point:
 
     at: float  # monotonic seconds
     sequenced: Mapping[str, int]  # sequenced records, by channel
-    published: Mapping[str, int]  # published records, by channel
+    published: Mapping[str, int | None]  # published records, by channel; None if Redis did not say
     passed: Mapping[tuple[str, str], int]  # records that a consumer has passed, by consumer and channel
     lag: Mapping[tuple[str, str], int]  # records that it has not passed
 
@@ -63,18 +67,26 @@ class Point:
 class Sample:
     """The last status, and the history."""
 
-    status: Status | None  # None if Postgres did not answer
-    error: str | None  # the reason for that; None if it answered
+    status: Status | None  # the last one; None if Postgres has never answered
+    error: str | None  # why there is no newer one; None if Postgres has answered
     recent: Sequence[Point] = ()  # points of the last minute
     hour: Sequence[Point] = ()  # points of the last hour
+    read_at: datetime | None = None  # when the status was read
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the status is not of now: Postgres did not answer, or takes long."""
+        age_s = 0.0 if self.read_at is None else (datetime.now(UTC) - self.read_at).total_seconds()
+        return self.error is not None or age_s > STALE_S
 
     def rate(self, kind: str, *names: Any) -> float | None:
         """Records a second over the last minute, summed over the names; None while it is not known."""
-        if len(self.recent) < 2:  # noqa: PLR2004  a rate needs two
+        points = [(point.at, [getattr(point, kind).get(name, 0) for name in names]) for point in self.recent]
+        points = [(at, counts) for at, counts in points if None not in counts]
+        if len(points) < 2:  # noqa: PLR2004  a rate needs two
             return None
-        first, last = self.recent[0], self.recent[-1]
-        begun, ended = (sum(getattr(point, kind).get(name, 0) for name in names) for point in (first, last))
-        return float(max(0.0, (ended - begun) / max(last.at - first.at, 0.001)))
+        (first_at, first), (last_at, last) = points[0], points[-1]
+        return float(max(0.0, (sum(last) - sum(first)) / max(last_at - first_at, 0.001)))
 
     def lags(self, consumer: ConsumerStatus) -> list[int]:
         """The lag of a consumer over the last hour, oldest first."""
@@ -154,8 +166,11 @@ class StatusSampler:
                 self._recent.append(make_point(found, self.clock()))
                 if not self._hour or self._recent[-1].at - self._hour[-1].at >= 3600 / HOUR_POINTS:
                     self._hour.append(self._recent[-1])
-            recent, hour = tuple(self._recent), tuple(self._hour)
-            self.sample = Sample(found, error, recent, hour)
+            points, before = (tuple(self._recent), tuple(self._hour)), self.sample
+            if found is not None or before is None:
+                self.sample = Sample(found, error, *points, datetime.now(UTC))
+            else:  # what was read last is better than nothing
+                self.sample = Sample(before.status, error, *points, before.read_at)
             self.samples += 1
             self._changed.notify_all()
 
@@ -179,4 +194,7 @@ def make_point(found: Status, at: float) -> Point:
 
     channels = partial(count, found.channels, attrgetter("channel"))
     consumers = partial(count, found.consumers, attrgetter("consumer", "channel"))
-    return Point(at, channels("sequenced"), channels("published"), consumers("checkpoint"), consumers("lag"))
+    published: Mapping[str, int | None] = channels("published")
+    if all(shard.published is None for channel in found.channels for shard in channel.shards):
+        published = dict.fromkeys(published)  # Redis did not answer: nothing is known, rather than nothing published
+    return Point(at, channels("sequenced"), published, consumers("checkpoint"), consumers("lag"))

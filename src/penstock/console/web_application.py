@@ -26,7 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.access import SESSION_S, Access, Entrance, Right, Visitor, cookie_name
 from penstock.console.actions import ACTIONS, Acting, ChangedPlan
-from penstock.console.pages import PAGES, Page, Reading
+from penstock.console.pages import PAGES, Page
+from penstock.console.reading import ConnectionPool, Reading
 from penstock.console.rendering import render, respond, respond_json
 from penstock.console.status_sampler import StatusSampler
 from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable, Unknown
@@ -135,7 +136,7 @@ def make_console(
         hosts: The names in ``Host`` that are answered; None leaves that to the application around it.
     """
     reading = Reading(pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url))
-    acting = Acting(pipeline, acting_database_url)
+    acting = Acting(pipeline, None if acting_database_url is None else ConnectionPool(acting_database_url))
     entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
     desk = _Desk(reading, acting, access, entrance)
 
@@ -148,7 +149,7 @@ def make_console(
         routes.append(Route("/index.json" if path == "/" else f"{path}.json", partial(desk.json, page)))
         routes.append(Route(path, partial(desk.html, page)))
     routes += [Route(f"/act/{name}", partial(desk.act, name), methods=["GET", "POST"]) for name in ACTIONS]
-    answers = dict.fromkeys((HTTPException, PenstockError, Exception), _show_error)
+    answers = dict.fromkeys((HTTPException, PenstockError, Exception), desk.show_error)
     app = Starlette(routes=routes, exception_handlers=answers)
     app.router.redirect_slashes = False  # to a whole address, of which a proxy has changed scheme and name
     return Console(app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts)))
@@ -168,14 +169,19 @@ class _Desk:
         if visitor is None:
             return RedirectResponse(f"{_root(request)}/enter", 303)
         shown = page.read(self.reading, visitor, request)
-        values = {**shown.values, "page": page, "live": page.is_live}
-        return respond(request, render(page.template, self._around(request, visitor) | values), "text/html")
+        sample = shown.sample if shown.sample is not None and shown.sample.is_stale else None
+        values = {**shown.values, "page": page, "live": page.is_live, "stale": sample}
+        body = render(page.template, self._around(request, visitor) | values)
+        return respond(request, body, "text/html", 503 if sample is not None and sample.error else 200)
 
     def json(self, page: Page, request: Request) -> Response:
         visitor = self._admit(request, page)
         if visitor is None:
             raise HTTPException(401, "log in first")
-        return respond_json(request, page.read(self.reading, visitor, request).json)
+        shown = page.read(self.reading, visitor, request)
+        if shown.sample is not None and shown.sample.error is not None:  # a program would take it for the status of now
+            raise ServerUnavailable(shown.sample.error)
+        return respond_json(request, shown.json)
 
     async def act(self, name: str, request: Request) -> Response:
         given = dict(request.query_params)
@@ -224,7 +230,30 @@ class _Desk:
             "can_act": self.acting.is_possible,
             "can_leave": self.entrance is not None,
             "schema": self.reading.scope.schema,
+            "stale": None,
         }
+
+    def show_error(self, request: Request, error: Exception) -> Response:
+        match error:
+            case HTTPException():
+                return self._respond_error(request, error.status_code, str(error.detail), "")
+            case PenstockError():
+                is_away = isinstance(error, ServerUnavailable) and not isinstance(error, PrivilegeMissing)
+                status = 404 if isinstance(error, Unknown) else 503 if is_away else 400
+                return self._respond_error(request, status, str(error), error.page)
+            case _:  # not its text, which may quote a record
+                return self._respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
+
+    def _respond_error(self, request: Request, status: int, text: str, page: str) -> Response:
+        if request.url.path.endswith(".json"):
+            return respond_json(request, {"error": text, "page": page}, status)
+        visitor = None
+        with suppress(Exception):  # it may be the error
+            visitor = self.access(request)
+        values: dict[str, Any] = {"root": _root(request), "status": status, "text": text, "live": status == 503}  # noqa: PLR2004
+        if visitor is None or not visitor.may("see"):
+            return respond(request, render("refusal.html", values), "text/html", status)
+        return respond(request, render("error.html", self._around(request, visitor) | values), "text/html", status)
 
 
 def _check_right(visitor: Visitor, right: Right) -> None:
@@ -319,22 +348,3 @@ async def _read_form(request: Request) -> dict[str, str]:
     if any("\x00" in text for field in form.items() for text in field):
         raise HTTPException(400, "no name, key or reason has a character NUL")
     return form
-
-
-def _show_error(request: Request, error: Exception) -> Response:
-    match error:
-        case HTTPException():
-            return _respond_error(request, error.status_code, str(error.detail), "")
-        case PenstockError():
-            is_away = isinstance(error, ServerUnavailable) and not isinstance(error, PrivilegeMissing)
-            status = 404 if isinstance(error, Unknown) else 503 if is_away else 400
-            return _respond_error(request, status, str(error), error.page)
-        case _:  # not its text, which may quote a record
-            return _respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
-
-
-def _respond_error(request: Request, status: int, text: str, page: str) -> Response:
-    if request.url.path.endswith(".json"):
-        return respond_json(request, {"error": text, "page": page}, status)
-    root = _root(request)
-    return respond(request, render("error.html", {"root": root, "status": status, "text": text}), "text/html", status)

@@ -1,0 +1,181 @@
+"""Where the pages read.  What a server does not answer is asked once for all who wait, and not again for a few seconds.
+
+The status is one for all viewers, and so is what the doctor says.  Every other page takes one of a few connections.
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
+from penstock.console.access import Visitor
+from penstock.console.status_sampler import TIMEOUTS, WAIT_S, Sample, StatusSampler
+from penstock.database.connections import Connection, connect_postgres
+from penstock.errors import ServerUnavailable
+from penstock.operating.doctor.check import CheckResult
+from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
+from penstock.pipeline import Pipeline, get_scope
+from penstock.records import Scope
+
+HIDDEN = "(not for this visitor)"
+
+CONNECTIONS = 4
+"""Connections to Postgres of all pages together, beside the one that reads the status."""
+
+REMEMBERED_S = 5.0
+"""Seconds for which it is remembered that Postgres did not answer, and what the doctor has said, which takes a while."""
+
+
+@dataclass
+class ConnectionPool:
+    """A few connections to Postgres at a time.  Who finds none free waits, unless Postgres has just not answered another one."""
+
+    url: str
+    _open: int = 0
+    _failure: ServerUnavailable | None = None
+    _failed_at: float = 0.0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection for one page, and then closed: it survives no restart of Postgres.  Raises ``ServerUnavailable``."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_failed() or self._open < CONNECTIONS, WAIT_S):
+                raise ServerUnavailable(
+                    f"Postgres does not answer in time: other pages have all {CONNECTIONS} connections of the console"
+                )
+            if self._failure is not None and self._has_failed():
+                raise self._failure.with_traceback(None)
+            self._open += 1
+        try:
+            with self._connect() as opened:
+                yield opened
+        finally:
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+
+    def _connect(self) -> Connection:
+        try:
+            return connect_postgres(self.url, application="console", timeouts=TIMEOUTS)
+        except ServerUnavailable as error:
+            with self._changed:
+                self._failure, self._failed_at = error, monotonic()
+            raise
+
+    def _has_failed(self) -> bool:
+        return self._failure is not None and monotonic() - self._failed_at < REMEMBERED_S
+
+
+@dataclass
+class _Examination:
+    """What the doctor has said, or is about to say."""
+
+    results: Future[list[CheckResult]] = field(default_factory=Future)
+    began: float = field(default_factory=monotonic)
+    ended: float | None = None
+
+
+class Reading:
+    """Where the pages read."""
+
+    def __init__(self, pipeline: Pipeline | None, database_url: str, redis_url: str, sampler: StatusSampler) -> None:
+        """Sets up; the first page connects."""
+        self.pipeline, self.sampler = pipeline, sampler
+        self._pool, self._redis_url = ConnectionPool(database_url), redis_url
+        self._lock = threading.Lock()
+        self._examinations: list[_Examination] = []  # the last one, and the one before it, which may have results
+        self._concealed: tuple[Sample, Status] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The pipeline's scope."""
+        return get_scope(self.pipeline)
+
+    @contextmanager
+    def postgres(self) -> Iterator[Connection]:
+        """A connection to Postgres for one page."""
+        with self._pool.connection() as connection:
+            yield connection
+
+    @contextmanager
+    def redis(self) -> Iterator[RedisClient]:
+        """A client for one page."""
+        with connect_redis(self._redis_url, timeouts=TIMEOUTS) as client:
+            yield client
+
+    def diagnose(self) -> list[CheckResult]:
+        """What the doctor says: to all who ask within ``REMEMBERED_S`` the same, an error too.
+
+        While it examines, the results before are shown; without any, pages wait for it, together no longer than ``WAIT_S``.
+        """
+        with self._lock:
+            last = self._examinations[-1] if self._examinations else None
+            is_due = last is None or (last.ended is not None and monotonic() - last.ended > REMEMBERED_S)
+            if last is None or is_due:
+                last = _Examination()
+                self._examinations = [*self._examinations[-1:], last]
+            before = self._examinations[0]
+        if is_due:
+            self._examine(last)
+        elif last.ended is None and before is not last and before.results.exception() is None:
+            last = before
+        try:
+            return list(last.results.result(max(0.0, last.began + WAIT_S - monotonic())))
+        except TimeoutError:
+            raise ServerUnavailable("the doctor is still examining the servers: one of them does not answer") from None
+
+    def _examine(self, examination: _Examination) -> None:
+        try:
+            with self.postgres() as connection, self.redis() as client:
+                found = diagnose(connection, client, self.pipeline, scope=self.scope)
+            examination.results.set_result(found)
+        except Exception as error:  # noqa: BLE001  it is raised for each page that has asked
+            examination.results.set_exception(error)
+        finally:
+            examination.ended = monotonic()
+
+    def status(self, visitor: Visitor) -> tuple[Sample, Status]:
+        """The last sample, which may be old, and what a visitor may see of its status."""
+        sample = self.sampler.look()
+        if sample.status is None:
+            raise ServerUnavailable(f"{sample.error}")
+        if visitor.may("keys"):
+            return sample, sample.status
+        if self._concealed is None or self._concealed[0] is not sample:
+            self._concealed = sample, _conceal(sample.status)
+        return self._concealed
+
+
+def _conceal(found: Status) -> Status:
+    """A status without reasons, which may quote records; a command that one names stays, since another would do harm."""
+
+    def conceal_shard(consumer: ConsumerStatus, shard: ConsumerShard) -> ConsumerShard:
+        return replace(
+            shard,
+            halted=None if shard.halted is None else _conceal_halt(consumer, shard.shard, shard.halted),
+            waiting=None if shard.waiting is None else HIDDEN,
+        )
+
+    consumers = tuple(
+        replace(each, shards=tuple(conceal_shard(each, shard) for shard in each.shards)) for each in found.consumers
+    )
+    isolated = replace(found.faults.isolated, first=())
+    pauses = tuple(replace(each, reason=HIDDEN) for each in found.pauses)
+    return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated), pauses=pauses)
+
+
+def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
+    name, place = re.escape(consumer.consumer), re.escape(f"{consumer.channel}/{shard} offset ")
+    command = re.search(
+        rf"penstock reset (checkpoint {name} --to '{place}\d+' --resume --apply"
+        rf"|source {name} [a-z0-9_-]+( --to '{place}\d+' --apply)?)",
+        reason,
+    )
+    return HIDDEN if command is None else f"{HIDDEN}: {command[0]}"
