@@ -111,23 +111,88 @@ def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection
     assert client.post(f"/act/{action}", data=given | plan(client, action, given)).status_code == 303
 
 
-@pytest.mark.parametrize(
-    ("action", "more", "counted"),
-    [
-        ("retry-all", ANOTHER_LETTER, "SELECT count(retry_requested_at) FROM penstock.dead_letters"),
-        ("cancel", STAGE_JOB, "SELECT count(*) FROM penstock.cancellations"),
-    ],
-    ids=["retry-all", "cancel"],
-)
-def test_an_action_on_many_takes_no_more_than_its_plan_says(
-    see_as: As, connection: Connection, set_constants: SetConstants, action: str, more: str, counted: str
+def test_a_cancellation_of_many_takes_no_more_than_its_plan_says(
+    see_as: As, connection: Connection, set_constants: SetConstants
 ) -> None:
-    set_constants("console.actions", MAX_RETRIED=1)
-    connection.execute(more.encode())
-    client, given = see_as(*RIGHTS), GIVEN[action]
-    client.post(f"/act/{action}", data=given | plan(client, action, given))
+    set_constants("console.actions", MAX_CANCELLED=1)
+    connection.execute(STAGE_JOB.encode())
+    client, given = see_as(*RIGHTS), GIVEN["cancel"]
+    client.post("/act/cancel", data=given | plan(client, "cancel", given))
 
-    assert connection.execute(counted.encode()).fetchall() == [(1,)]
+    assert connection.execute("SELECT count(*) FROM penstock.cancellations").fetchall() == [(1,)]
+
+
+MANY_LETTERS = """
+INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, reason, attempts,
+                                   later_shard, later_offset)
+SELECT 'refuses', 'things', n % 2, 100 + n, n, 'k' || n, 'insert', 'thing', '1', now(), 'ValueError: no', 1,
+       CASE WHEN n <= 7 THEN 0 END, CASE WHEN n <= 7 THEN 9000 ELSE 0 END
+FROM generate_series(1, 2500) AS n
+"""
+
+
+def test_a_retry_of_all_takes_all_that_its_plan_counts_in_batches(see_as: As, connection: Connection) -> None:
+    connection.execute(MANY_LETTERS.encode())
+    client, given = see_as(*RIGHTS), GIVEN["retry-all"]
+    fields = plan(client, "retry-all", given)
+    answer = client.post("/act/retry-all", data=given | fields)
+
+    assert answer.status_code == 303, answer.text
+    requested = (
+        "SELECT count(*), count(DISTINCT retry_requested_at) > 2, "
+        "array_agg(DISTINCT shard ORDER BY shard) FROM penstock.dead_letters WHERE retry_requested_at IS NOT NULL"
+    )
+    assert connection.execute(requested.encode()).fetchall() == [(2494, True, [0, 1])]
+    assert [each.title for each in list_actions(connection)] == ["Retry 2,494 dead letters of refuses"]
+    left_alone = (
+        "SELECT count(*) FROM penstock.dead_letters WHERE retry_requested_at IS NULL AND later_shard IS NOT NULL"
+    )
+    assert connection.execute(left_alone.encode()).fetchall() == [(7,)]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_plan_is_carried_out_once(see_as: As, connection: Connection, action: str) -> None:
+    """Sent again, by a reload or by the button back, it is another plan: what it did may have been undone on purpose."""
+    pause(connection, "channel", "jobs", reason="before", by="bob")
+    client, given = see_as(*RIGHTS), GIVEN[action]
+    fields = given | plan(client, action, given)
+    assert client.post(f"/act/{action}", data=fields).status_code == 303
+    for statement in UNDONE:
+        connection.execute(statement.encode())
+    state = done(connection)
+
+    answer = client.post(f"/act/{action}", data=fields)
+
+    assert answer.status_code in {404, 409}, answer.text
+    assert done(connection) == state
+    assert len(list_actions(connection)) == 1
+
+
+UNDONE = (
+    "DELETE FROM penstock.pauses WHERE kind = 'consumer'",
+    "UPDATE penstock.dead_letters SET retry_requested_at = NULL",
+    "DELETE FROM penstock.cancellations",
+    "DELETE FROM penstock.queue_limits",
+    "UPDATE penstock.checkpoints SET halted = 'LookupError' WHERE consumer = 'halts' AND shard = 0",
+)
+"""What others do after an action, so that its plan would be the same again."""
+
+
+def test_the_log_has_the_reason_of_a_pause_for_those_who_may_see_reasons(see_as: As, connection: Connection) -> None:
+    client, given = see_as(*RIGHTS), GIVEN["pause"] | {"reason": "it's a $(deploy)"}
+    client.post("/act/pause", data=given | plan(client, "pause", given))
+    again = given | {"reason": "and another"}
+    shown = client.get("/act/pause", params=again).text
+    client.post("/act/pause", data=again | plan(client, "pause", again))
+
+    commands = [shlex.split(each.command) for each in list_actions(connection)]
+    assert commands == [
+        ["penstock", "consumers", "pause", "applies", "--reason", reason]
+        for reason in ("and another", "it's a $(deploy)")
+    ]
+    assert "It is paused already, and only the reason changes" in shown
+    assert "deploy" in client.get("/actions").text
+    assert "deploy" not in see_as("see").get("/actions").text
 
 
 def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, connection: Connection) -> None:

@@ -201,7 +201,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "/dead-letters?consumer=late",
     ),
     "retry-all?consumer=late&channel=old&error=KeyError": (
-        "Retry 1 dead letters of late",
+        "Retry 1 dead letter of late",
         "1 of old, KeyError",
         "Workers of late call its handler with them, in their order, unless it is paused.",
         "Those of whose key a later record was applied since stay as they are.",

@@ -6,10 +6,11 @@ the console does not have unless it was given one.  Nothing here calls a handler
 
 import hashlib
 import shlex
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from urllib.parse import quote
 
 import structlog
@@ -19,15 +20,15 @@ from penstock.console.reading import ConnectionPool
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.registry import PauseKind, read_pauses
-from penstock.display import to_json
+from penstock.database.registry import Pause, PauseKind, read_pauses
+from penstock.display import format_count, to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
 from penstock.operating.jobs.changes import cancel_jobs, jobs_command
 from penstock.operating.jobs.queue_limits import KINDS, LimitChange
-from penstock.operating.pausing import check_pausable, note_action, pause, resume
+from penstock.operating.pausing import check_pausable, find_last_action, note_action, pause, resume
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.parsing import find_number
 from penstock.pipeline import Pipeline, get_scope
@@ -49,13 +50,16 @@ class Plan:
     fields: Mapping[str, str]  # identify what it is about: they are sent again
     back: str  # the page to return to
     act: Callable[[str], object]  # carries it out, in a transaction, for a visitor of that name
+    rest: Iterable[object] = ()  # what is left of it after that, in steps that are transactions of their own
     asks_reason: bool = False  # true if a reason is asked for
     confirm: str = ""  # what has to be typed, if something is destroyed; empty otherwise
+    last: int | None = None  # the number of the last action of this title: a plan is carried out once
 
     @property
     def digest(self) -> str:
-        """Differs if the plan does."""
-        return hashlib.sha256(to_json([self.title, self.changes, self.fields]).encode()).hexdigest()[:32]
+        """Differs if the plan does, or once it was carried out."""
+        planned = [self.title, self.changes, self.fields, self.last]
+        return hashlib.sha256(to_json(planned).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,12 @@ class Acting:
     def plan(self, action: Action, given: Given) -> Plan:
         """What an action would do."""
         with self._connection() as connection:
-            return action.plan(connection, self._scope, given)
+            return self._plan(action, connection, given)
 
     def carry_out(self, action: Action, visitor: Visitor, given: Given) -> str:
         """Does it, if the plan is still the one that was shown, and was confirmed; returns the page to go to."""
         with self._connection() as connection:
-            plan = action.plan(connection, self._scope, given)
+            plan = self._plan(action, connection, given)
             if given.get("digest") != plan.digest:
                 raise ChangedPlan("This has changed since the plan was shown. Here is the new one.")
             if given.get("confirm", "") != plan.confirm:
@@ -99,10 +103,15 @@ class Acting:
             with postgres_errors(plan.title), connection.transaction():
                 plan.act(visitor.name)
                 note_action(connection, visitor.name, plan.title, plan.command, scope=self._scope)
+            deque(plan.rest, maxlen=0)
         log.warning(
             "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n not in KINDS}
         )
         return plan.back
+
+    def _plan(self, action: Action, connection: Connection, given: Given) -> Plan:
+        plan = action.plan(connection, self._scope, given)
+        return replace(plan, last=find_last_action(connection, plan.title, scope=self._scope))
 
     @property
     def _scope(self) -> Scope:
@@ -137,13 +146,16 @@ def _page(kind: str, name: str) -> str:
 def _plan_pause(connection: Connection, scope: Scope, given: Given) -> Plan:
     kind, name = _kind(given), _field(given, "name")
     check_pausable(connection, kind, name, scope=scope)
+    before = _find_pause(connection, scope, kind, name)
+    reason = shlex.quote(given["reason"]) if given.get("reason") else "…"
     return Plan(
         f"Pause {kind} {name}",
         (
             "What is being applied ends; nothing is begun after it, in any process.",
             "Applications go on staging, the streamer publishing. Retention waits.",
+            *([f"It is paused already, and only the reason changes: {before}"] if before is not None else []),
         ),
-        f"penstock {kind}s pause {name} --reason …",
+        f"penstock {kind}s pause {name} --reason {reason}",
         {"kind": kind, "name": name},
         _page(kind, name),
         lambda by: pause(connection, kind, name, reason=given.get("reason", ""), by=by, scope=scope),
@@ -151,10 +163,13 @@ def _plan_pause(connection: Connection, scope: Scope, given: Given) -> Plan:
     )
 
 
+def _find_pause(connection: Connection, scope: Scope, kind: PauseKind, name: str) -> Pause | None:
+    return next((each for each in read_pauses(connection, scope) if (each.kind, each.name) == (kind, name)), None)
+
+
 def _plan_resume(connection: Connection, scope: Scope, given: Given) -> Plan:
     kind, name = _kind(given), _field(given, "name")
-    found = next((each for each in read_pauses(connection, scope) if (each.kind, each.name) == (kind, name)), None)
-    if found is None:
+    if (found := _find_pause(connection, scope, kind, name)) is None:
         raise Unknown(f"{kind} {name} is not paused")
     changes = (str(found), "It goes on within a second, where it was.")
     return Plan(
@@ -192,11 +207,14 @@ def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
     )
 
 
+MAX_KINDS = 20
+"""Errors that the plan of a retry lists."""
+
 LETTER_FIELDS = ("consumer", "channel", "shard", "offset")
 """What names a dead letter."""
 
-MAX_RETRIED = 1_000
-"""Letters, or jobs, of one request; another one takes the next."""
+MAX_CANCELLED = 1_000
+"""Jobs of one request; another one takes the next."""
 
 
 def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
@@ -225,24 +243,27 @@ def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
 def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
     fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
     consumer = _field(given, "consumer")
-    of = letters.LetterFilter(consumer, fields.get("channel"), error=fields.get("error"))
-    newest = letters.newest(connection, of, limit=MAX_RETRIED, scope=scope)
-    chosen = [letter for letter in newest if not letter.superseded_by]
-    if not chosen:
+    of = letters.LetterFilter(consumer, fields.get("channel"), error=fields.get("error"), retriable=True)
+    groups = letters.group(connection, of, most=None, scope=scope)
+    if not groups:
         raise Unknown(f"{consumer} has no dead letter of these that could be retried")
-    counts = Counter((letter.channel, letter.reason.partition(":")[0]) for letter in chosen)
+    # Not those that come after the plan: it does not count them.
+    of = replace(of, until=max(group.last_at for group in groups) + timedelta(microseconds=1))
+    batches = letters.request_all(connection, consumer, of, scope=scope)
     options = "".join(f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields)
     return Plan(
-        f"Retry {len(chosen):,} dead letters of {consumer}",
+        f"Retry {format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
         (
-            *(f"{count:,} of {channel}, {error}" for (channel, error), count in counts.most_common()),
+            *(f"{group.letters:,} of {group.channel}, {group.error}" for group in groups[:MAX_KINDS]),
+            *([f"and others, of {len(groups) - MAX_KINDS:,} further errors"] if len(groups) > MAX_KINDS else []),
             f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
             "Those of whose key a later record was applied since stay as they are.",
         ),
         f"penstock dead-letters retry {consumer} --all{options}",
         fields,
         f"/dead-letters?consumer={quote(consumer)}",
-        lambda _: letters.request_retries(connection, chosen, scope=scope),
+        lambda _: next(batches),
+        batches,
     )
 
 
@@ -262,7 +283,7 @@ def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
 
 def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
     queue, of = _field(given, "channel"), _choose_jobs(given)
-    found = list_jobs(connection, None, queue, of, limit=MAX_RETRIED, scope=scope)
+    found = list_jobs(connection, None, queue, of, limit=MAX_CANCELLED, scope=scope)
     if not found:
         raise Unknown(f"{queue} has no such job that is not done")
     return Plan(
@@ -270,7 +291,7 @@ def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
         (
             f"{'They' if of.tenant else 'It'} will have no effect, for ever.",
             "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
-            *([f"Up to {MAX_RETRIED:,} at once; another request takes the next."] if of.tenant else []),
+            *([f"Up to {MAX_CANCELLED:,} at once; another request takes the next."] if of.tenant else []),
         ),
         jobs_command(of, "cancel", queue),
         {name: given[name] for name in ("channel", "tenant", "id") if given.get(name)},

@@ -386,9 +386,9 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.postgres() as connection:
         found = list_actions(connection, scope=reading.scope)
-    if not visitor.may("keys"):  # a tenant, a key, a unique name
-        hidden = re.compile("penstock (jobs|queues) ")
-        found = [replace(each, command=HIDDEN) if hidden.match(each.command) else each for each in found]
+    if not visitor.may("keys"):  # a tenant, a key, a unique name, a reason
+        hidden = re.compile("penstock ((jobs|queues) .*|.* --reason .*)", re.DOTALL)
+        found = [replace(each, command=HIDDEN) if hidden.fullmatch(each.command) else each for each in found]
     return Shown({"actions": found}, found)
 
 

@@ -1,6 +1,6 @@
 """Dead letters: listed, dropped, retried here or by the consumer's workers: see ``consuming.letter_retry``."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -38,6 +38,7 @@ class LetterFilter:
         error: Only letters with this error class.
         since: Only letters that failed then or later: ISO 8601, or 2h for two hours ago.
         until: Only letters that failed before.
+        retriable: Only letters of whose key no later record was applied.
     """
 
     consumer: str | None = None
@@ -46,6 +47,7 @@ class LetterFilter:
     error: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    retriable: bool = False
 
 
 class LetterPosition(NamedTuple):
@@ -91,12 +93,16 @@ MAX_GROUPED = 100_000
 
 
 def group(
-    connection: Connection, of: LetterFilter = LetterFilter(), *, scope: Scope = DEFAULT_SCOPE
+    connection: Connection,
+    of: LetterFilter = LetterFilter(),
+    *,
+    most: int | None = MAX_GROUPED,
+    scope: Scope = DEFAULT_SCOPE,
 ) -> list[LetterGroup]:
-    """The newest ``MAX_GROUPED`` dead letters, counted by the class of their error; the largest groups first."""
+    """The newest dead letters, or with ``most=None`` all, counted by the class of their error; the largest groups first."""
     sql = statements("penstock.operating", scope.schema)["dead_letter_groups"]
     with postgres_errors("counting dead letters"):
-        rows = connection.execute(sql, {**asdict(of), "most": MAX_GROUPED}, binary=True)
+        rows = connection.execute(sql, {**asdict(of), "most": most}, binary=True)
         return [LetterGroup(*row) for row in rows]
 
 
@@ -104,8 +110,21 @@ def of_consumer(
     connection: Connection, consumer: str, of: LetterFilter = LetterFilter(), *, scope: Scope = DEFAULT_SCOPE
 ) -> list[DeadLetterRow]:
     """All dead letters of a consumer, or those that a filter takes, in the order of the log."""
-    sql = statements("penstock.operating", scope.schema)["dead_letters_of"]
-    return _read(connection, sql, {**asdict(of), "consumer": consumer})
+    return _page(connection, consumer, of, None, None, scope)
+
+
+def _page(
+    connection: Connection,
+    consumer: str,
+    of: LetterFilter,
+    after: DeadLetterRow | None,
+    limit: int | None,
+    scope: Scope,
+) -> list[DeadLetterRow]:
+    sql, names = statements("penstock.operating", scope.schema)["dead_letters_of"], ("channel", "shard", "offset")
+    begin = {f"after_{name}": getattr(after, name) if after else -1 for name in names}
+    begin |= {"after_channel": after.channel if after else ""}
+    return _read(connection, sql, {**asdict(of), "consumer": consumer, **begin, "limit": limit})
 
 
 def find(connection: Connection, consumer: str, place: Place, *, scope: Scope = DEFAULT_SCOPE) -> DeadLetterRow:
@@ -161,6 +180,23 @@ def request_retries(connection: Connection, letters: Sequence[DeadLetterRow], *,
     sql = statements("penstock.consuming", scope.schema)["request_retries"]
     with postgres_errors("requesting retries"):
         return connection.execute(sql, letter_keys(letters)).rowcount
+
+
+BATCH = 1_000
+"""Dead letters whose retries are requested at once."""
+
+
+def request_all(
+    connection: Connection, consumer: str, of: LetterFilter, *, scope: Scope = DEFAULT_SCOPE
+) -> Iterator[int]:
+    """Asks as ``request_retries`` for all dead letters that a filter takes, in the order of the log; gives the number of each batch.
+
+    A batch is a statement, and so a transaction unless one is open: 100,000 rows at once would be locked for seconds.
+    """
+    page = _page(connection, consumer, of, None, BATCH, scope)
+    while page:
+        yield request_retries(connection, page, scope=scope)
+        page = _page(connection, consumer, of, page[-1], BATCH, scope) if len(page) == BATCH else []
 
 
 def retry(

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import structlog
 
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, PauseKind, read_pauses
 from penstock.database.statements import statements
@@ -74,6 +74,12 @@ def note_action(connection: Connection, by: str, title: str, command: str, *, sc
     sql = statements("penstock.operating", scope.schema)["note_action"]
     with postgres_errors("noting what is done in penstock.actions"):
         connection.execute(sql, {"by": by, "title": title, "command": command})
+
+
+def find_last_action(connection: Connection, title: str, *, scope: Scope = DEFAULT_SCOPE) -> int | None:
+    """The number of the last action of a title; None if there was none."""
+    [(number,)] = fetch(connection, scope, "penstock.operating.last_action", "reading the log", {"title": title})
+    return None if number is None else int(number)
 
 
 def list_actions(connection: Connection, *, limit: int = 200, scope: Scope = DEFAULT_SCOPE) -> list[DoneAction]:

@@ -121,6 +121,11 @@ ORDER BY channel, shard;
 INSERT INTO {schema}.actions (done_by, title, command)
 VALUES (%(by)s, %(title)s, %(command)s);
 
+-- :name last_action
+SELECT max(id)
+FROM {schema}.actions
+WHERE title = %(title)s;
+
 -- :name actions
 SELECT done_at, done_by, title, command
 FROM {schema}.actions
@@ -281,6 +286,7 @@ WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
   AND (%(error)s::text IS NULL OR split_part(reason, ':', 1) = %(error)s)
   AND failed_at >= coalesce(%(since)s::timestamptz, '-infinity')
   AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
+  AND (later_shard IS NULL OR NOT %(retriable)s)
   AND (failed_at, consumer, channel, shard, "offset")  -- by the index, from where the last page ended
       < (coalesce(%(after_time)s::timestamptz, 'infinity'), %(after_consumer)s::text, %(after_channel)s::text,
          %(after_shard)s::bigint, %(after_offset)s::bigint)
@@ -299,6 +305,7 @@ FROM (
       AND (%(error)s::text IS NULL OR split_part(reason, ':', 1) = %(error)s)
       AND failed_at >= coalesce(%(since)s::timestamptz, '-infinity')
       AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
+      AND (later_shard IS NULL OR NOT %(retriable)s)
     ORDER BY failed_at DESC
     LIMIT %(most)s
 ) newest
@@ -306,7 +313,7 @@ GROUP BY consumer, channel, error
 ORDER BY count(*) DESC, consumer, channel, error;
 
 -- :name dead_letters_of
--- In the order of the log: what is tried again is tried in it.
+-- In the order of the log: what is tried again is tried in it.  By the primary key, from where the last page ended.
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
        later_shard, CASE WHEN coalesce(kind, 'log') = 'log' THEN later_offset ELSE 0 END, retry_requested_at
 FROM {schema}.dead_letters
@@ -317,7 +324,10 @@ WHERE consumer = %(consumer)s
   AND (%(error)s::text IS NULL OR split_part(reason, ':', 1) = %(error)s)
   AND failed_at >= coalesce(%(since)s::timestamptz, '-infinity')
   AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
-ORDER BY channel, shard, "offset";
+  AND (later_shard IS NULL OR NOT %(retriable)s)
+  AND (channel, shard, "offset") > (%(after_channel)s::text, %(after_shard)s::bigint, %(after_offset)s::bigint)
+ORDER BY channel, shard, "offset"
+LIMIT %(limit)s;
 
 -- :name dead_letter_at
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at,
