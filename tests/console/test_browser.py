@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,22 @@ def set_width(driver: Any, width: int) -> None:
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
+NARROW = 600
+"""Width below which rows are cards."""
+
+CUT = """
+const outside = [...document.querySelectorAll("main td, main tbody th")].filter((cell) => {
+  const box = cell.getBoundingClientRect();
+  return box.width && (box.right > innerWidth || cell.scrollWidth > cell.clientWidth + 1);
+});
+const unnamed = [...document.querySelectorAll("main td")].filter((cell) => {
+  return getComputedStyle(cell, "::before").content.length < 4 && cell.textContent.trim();
+});
+return [...outside, ...unnamed].map((cell) => cell.outerHTML.slice(0, 200));
+"""
+"""Cells that are cut off, or do not say of which column they are."""
+
+
 def test_no_page_breaks_the_policy_or_asks_another_host_in_any_scheme_and_width(driver: Any, address: str) -> None:
     driver.get_log("browser")
     for scheme in ("light", "dark"):
@@ -112,6 +129,8 @@ def test_no_page_breaks_the_policy_or_asks_another_host_in_any_scheme_and_width(
                 driver.get(address + path)
                 wide = driver.execute_script("return document.documentElement.scrollWidth")
                 assert wide <= width, f"{path} is {wide} wide"
+                cut = driver.execute_script(CUT) if width < NARROW else []
+                assert cut == [], f"{path} at {width}"
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     assert driver.get_log("browser") == []
@@ -135,6 +154,39 @@ def test_an_open_page_follows_the_pipeline_and_asks_for_nothing_twice(
     row = "[...document.querySelectorAll('tr')].find((tr) => tr.querySelector('th a')?.textContent === 'things')"
     sequenced = f"return {row}.querySelectorAll('td')[3].textContent.trim()"
     eventually(lambda: driver.execute_script(sequenced) == "2", "the page shows the record", timeout_s=30)
+
+
+def test_a_refresh_keeps_how_far_a_table_was_scrolled_and_where_the_focus_is(
+    driver: Any, address: str, connection: Connection
+) -> None:
+    set_width(driver, 700)
+    for selector in (".scroll", ".scroll a", ".troubles + p a"):
+        driver.get(address + "/consumers/halts")
+        driver.execute_script(
+            "document.querySelector(arguments[0]).focus();"
+            "document.querySelectorAll('.scroll').forEach((table) => { table.scrollLeft = 40; })",
+            selector,
+        )
+        before = driver.execute_script(STATE)
+        connection.execute("UPDATE penstock.checkpoints SET skipped = skipped + 1000 WHERE consumer = 'halts'")
+        shown = "return document.querySelector('main').textContent.includes(arguments[0])"
+        [(skipped,)] = connection.execute(
+            "SELECT max(skipped) FROM penstock.checkpoints WHERE consumer = 'halts'"
+        ).fetchall()
+        eventually(lambda: driver.execute_script(shown, f"{skipped:,}"), "the page is new", timeout_s=60)  # noqa: B023
+
+        assert driver.execute_script(STATE) == before
+        assert before["scrolled"][-1] == 40
+        assert before["focus"] not in {"BODY", "MAIN"}
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+STATE = """
+return {
+  focus: document.activeElement.tagName + " " + document.activeElement.className + " " + document.activeElement.href,
+  scrolled: [...document.querySelectorAll(".scroll")].map((table) => table.scrollLeft),
+};
+"""
 
 
 def test_a_consumer_is_paused_with_the_keyboard_alone(driver: Any, address: str, connection: Connection) -> None:
@@ -196,16 +248,22 @@ def test_nothing_serious_is_wrong_for_a_screen_reader(driver: Any, address: str)
     """By axe-core, and by contrasts of our own, which axe leaves out where colours are mixed."""
     own = (Path(__file__).parent / "accessibility.js").read_text()
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
-    for scheme in ("light", "dark"):
+    pages = (*PATHS, "/act/pause?kind=consumer&name=applies", "/dead-letters/refuses/things/0/1", "/consumers/nobody")
+    found: dict[str, list[str]] = {}
+    for scheme, width in product(("light", "dark"), (360, 1280)):
         set_scheme(driver, scheme)
-        for path in (*PATHS, "/act/pause?kind=consumer&name=applies", "/dead-letters/refuses/things/0/1"):
+        set_width(driver, width)
+        for path in pages:
             driver.get(address + path)
-            assert driver.execute_script(own) == [], f"{path} in {scheme}"
+            where = f"{path} in {scheme} at {width}"
             driver.execute_script(axe)
-            found = driver.execute_async_script("axe.run().then(arguments[0])")
-            wrong = [f"{each['id']}: {[n['html'] for n in each['nodes']]}" for each in found["violations"]]
-            assert wrong == [], f"{path} in {scheme}"
-            assert found["passes"]
+            results = driver.execute_async_script("axe.run().then(arguments[0])")
+            assert results["passes"]
+            found[where] = driver.execute_script(own) + [
+                f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in results["violations"]
+            ]
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert {where: wrong for where, wrong in found.items() if wrong} == {}
 
 
 DIFFERENCE = """

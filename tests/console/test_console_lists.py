@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from fixtures.constants import SetConstants
 from fixtures.crowd import pipeline
 from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS
@@ -139,6 +140,64 @@ def test_the_overview_shows_so_many_and_says_how_many_more(
 
 
 LETTER = "channel=orders&shard=0&offset="
+
+
+def list_places(client: TestClient, address: str) -> list[str]:
+    """The places that a page of contents shows."""
+    return [each["place"] for each in client.get(address).json()]
+
+
+def test_the_newest_records_are_those_of_the_shards_that_were_written_last(
+    client: TestClient, set_constants: SetConstants
+) -> None:
+    """Not those of the first shards, which are an older generation's."""
+    set_constants("channels.log.streams", MAX_READ=1)
+    assert list_places(client, "/channels/orders/contents.json") == [f"orders/2 offset {n}" for n in (3, 2, 1)]
+    assert "1 of 3 shards were read" in client.get("/channels/orders/contents").text
+    assert list_places(client, "/channels/orders/contents.json?shard=0")[0] == "orders/0 offset 10"
+    assert "has no shard &#39;9&#39;; it has 3" in client.get("/channels/orders/contents?shard=9").text
+
+
+CUTS = {
+    "/": ("more rows: ", "penstock status<"),
+    "/channels": ("more channels: ", "penstock channels list<"),
+    "/channels/orders": ("2 more shards: ", "penstock status --by-shard<", "more readers: "),
+    "/channels/orders/contents": ("1 are shown. More: ", "penstock tail orders --count 1000<"),
+    "/channels/orders/contents?shard=1": ("penstock tail orders --shard 1 --count 1000<",),
+    "/consumers": ("more consumers: ", "penstock consumers list<"),
+    "/consumers/late": ("more shards: ", "penstock status --by-shard<"),
+    "/dead-letters?consumer=late": ("2 more reasons: ", "penstock dead-letters list --by-reason<", "Older ones"),
+    "/doctor": ("more results: ", "penstock doctor<"),
+    "/act/retry-all?consumer=late": ("and others, of 2 further errors",),
+}
+
+
+def test_whatever_is_cut_says_by_how_much_and_where_the_rest_is(
+    client: TestClient, set_constants: SetConstants
+) -> None:
+    set_constants("console.pages", MAX_ROWS=1, MAX_SHARDS=1, MAX_GROUPS=1, CONTENTS=1, LETTERS=1)
+    set_constants("console.actions", MAX_KINDS=1)
+    missing = {path: [word for word in words if word not in client.get(path).text] for path, words in CUTS.items()}
+    assert {path: words for path, words in missing.items() if words} == {}
+
+
+def test_a_search_for_a_key_that_takes_long_says_how_far_it_came(
+    client: TestClient, set_constants: SetConstants
+) -> None:
+    """Steps of one record, of which the first takes as long as it may."""
+    set_constants("operating.tracing.causes", FIRST_IDS=1)
+    set_constants("console.pages", SEARCH_S=0.0)
+    cut, twin = client.get("/find?q=orders1-4").text, client.get("/find.json?q=orders1-4").json()
+    set_constants("console.pages", SEARCH_S=3600.0)
+    whole = client.get("/find?q=orders1-4").text
+
+    assert (twin["stories"], twin["since"] > 1) == ([], True)
+    assert f"the records from {twin['since']} on were looked at" in cut
+    assert "penstock trace --key orders1-4" in cut
+    assert f"among those from {twin['since']} on" in cut
+    assert "orders/1 offset 4" in whole
+    assert "No index has keys" not in whole
+
 
 PLANS: dict[str, tuple[str, ...]] = {
     "pause?kind=channel&name=orders": (

@@ -118,7 +118,7 @@ STATES = {
             "/": ("halts is halted in things/0", "penstock reset checkpoint halts --resume"),
             "/consumers/halts": ("halts is halted in things/0", "penstock reset checkpoint halts --resume"),
             "/doctor": ("penstock reset checkpoint halts --resume",),
-            LETTER: ("penstock dead-letters retry refuses",),
+            LETTER: ("penstock dead-letters retry refuses", "after 1 attempt<"),
         },
         statuses=NOT_PAUSED,
     ),

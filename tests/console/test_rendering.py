@@ -5,6 +5,22 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from penstock.console.rendering import draw_line, format_number, format_rate, format_time
+from penstock.operating.status.snapshot import RegisteredSchedule
+
+
+@pytest.mark.parametrize(
+    ("every", "text"),
+    [
+        ("21600s", "6h"),
+        ("600s", "10m"),
+        ("90s", "90s"),
+        ("86400s", "1d"),
+        ("0.5s", "0.5s"),
+        ("17 3 * * *", "17 3 * * *"),
+    ],
+)
+def test_an_interval_is_shown_as_somebody_would_type_it(every: str, text: str) -> None:
+    assert RegisteredSchedule("n", "q", every, "UTC", None, None, 0.0, None, None, "").text == text
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 
 from penstock.channels.channel_kinds import get_kind
-from penstock.channels.queue.inspection import busiest_tenants
+from penstock.channels.log.streams import MAX_READ
+from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
 from penstock.console.access import Right, Visitor
 from penstock.console.reading import HIDDEN, Reading
 from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
+from penstock.database.registry import RegisteredChannel
 from penstock.errors import InvalidName, Unknown
 from penstock.operating import letters
 from penstock.operating.channels import find_channel
@@ -26,13 +28,13 @@ from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
-from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
-from penstock.operating.tracing.causes import explain, trace
+from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, ShardStatus, Status
+from penstock.operating.tracing.causes import MAX_OF_KEY, Wanted, explain, search_key, trace
 from penstock.parsing import find_number
 from penstock.records import Offset, Place, RecordId, Shard, ShardName, is_place, parse_place
 
 LETTERS = 100
-"""Dead letters on a page."""
+"""Dead letters, or results of the doctor, on a page."""
 
 MAX_GROUPS = 20
 """Groups of dead letters above them."""
@@ -43,8 +45,11 @@ MAX_SHARDS = 64
 CONTENTS = 50
 """Records, messages, members, tenants or limits on a page."""
 
+SEARCH_S = 2.0
+"""Seconds in which the records of a key are looked for, from the newest back: no index has keys."""
+
 MAX_ROWS = 200
-"""Channels or consumers on a page."""
+"""Channels, consumers, actions or reconciliations on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,8 @@ def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
 
 def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> Shown:
     sample, found = reading.status(visitor)
-    return Shown({"channels": found.channels[:MAX_ROWS]}, found.channels, sample)
+    more = len(found.channels[MAX_ROWS:])
+    return Shown({"channels": found.channels[:MAX_ROWS], "more": more}, found.channels, sample)
 
 
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -167,6 +173,8 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
     name = request.path_params["name"]
     channel = _find(found.channels, "channel", name)
     readers = [make_lane(sample, found, each) for each in found.consumers if each.channel == name]
+    # Those with work first, then those of the newest generation.
+    shards = sorted(channel.shards, key=lambda shard: (_is_at_rest(shard), -shard.shard))[:MAX_SHARDS]
     checkpoints = {
         shard.shard: [
             (each.consumer.consumer, other.checkpoint)
@@ -174,17 +182,24 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
             for other in each.consumer.shards
             if other.shard == shard.shard
         ]
-        for shard in channel.shards[:MAX_SHARDS]
+        for shard in shards
     }
+    schedules = [each for each in found.schedules if each.channel == name]
     values = {
         "channel": channel,
-        "shards": channel.shards[:MAX_SHARDS],
-        "readers": readers,
+        "shards": sorted(shards, key=lambda shard: shard.shard),
+        "readers": readers[:MAX_ROWS],
+        "more_readers": len(readers[MAX_ROWS:]),
         "checkpoints": checkpoints,
         "pause": next((each for each in found.pauses if (each.kind, each.name) == ("channel", name)), None),
-        "schedules": [each for each in found.schedules if each.channel == name],
+        "schedules": schedules[:CONTENTS],
+        "more_schedules": len(schedules[CONTENTS:]),
     }
     return Shown(values, channel, sample)
+
+
+def _is_at_rest(shard: ShardStatus) -> bool:
+    return not (shard.staged or shard.damage or shard.unknown or (shard.published or 0) < shard.sequenced)
 
 
 def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -192,7 +207,9 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
     name = request.path_params["name"]
     with reading.postgres() as connection:
         channel = find_channel(connection, name, scope=reading.scope)
-    namespace, shards = reading.scope.namespace, channel.shard_names[:MAX_SHARDS]
+    # Those of the newest generation first: new records are there.
+    shards = _choose_shards(channel, request.query_params.get("shard"))
+    namespace = reading.scope.namespace
     with reading.redis() as client:
         held = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
     contents = [
@@ -201,7 +218,19 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
     ]
     if not visitor.may("keys"):
         contents = [replace(each, key=HIDDEN, tenant=each.tenant and HIDDEN) for each in contents]
-    return Shown({"channel": channel, "contents": contents}, contents)
+    read = min(len(shards), MAX_READ) if channel.traits.keeps_records else len(shards)
+    cut = {"read": read, "shard": request.query_params.get("shard") or "", "is_full": len(contents) == CONTENTS}
+    return Shown({"channel": channel, "contents": contents, **cut}, contents)
+
+
+def _choose_shards(channel: RegisteredChannel, text: str | None) -> tuple[ShardName, ...]:
+    """The shard that is asked for; without one, those of the newest generation first."""
+    if not text:
+        return channel.shard_names[::-1][:MAX_SHARDS]
+    chosen = tuple(name for name in channel.shard_names if str(name.shard) == text)
+    if not chosen:
+        raise Unknown(f"{channel.name} has no shard {text!r}; it has {channel.total_shards}, from 0 on")
+    return chosen
 
 
 def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -210,10 +239,12 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown
     if not channel.traits.has_jobs:
         raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
     with reading.redis() as client:
-        found, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, CONTENTS)
+        tenants, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, MAX_TENANTS)
+    found = tenants[:CONTENTS]
     if not visitor.may("keys"):
         found = [replace(each, tenant=HIDDEN) for each in found]
-    return Shown({"channel": channel, "tenants": found, "are_all": are_all}, found)
+    more = len(tenants) - len(found)
+    return Shown({"channel": channel, "tenants": found, "more": more, "are_all": are_all}, found)
 
 
 def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -230,7 +261,8 @@ def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     sample, found = reading.status(visitor)
     lanes = [make_lane(sample, found, each) for each in found.consumers[:MAX_ROWS]]
-    return Shown({"lanes": lanes}, found.consumers, sample)
+    more = len(found.consumers) - len(lanes)
+    return Shown({"lanes": lanes, "more": more}, found.consumers, sample)
 
 
 def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -249,6 +281,7 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Show
         "shards": [
             (each.channel, shard) for each in mine for shard in sorted(each.shards, key=is_at_rest)[:MAX_SHARDS]
         ],
+        "more": sum(len(each.shards[MAX_SHARDS:]) for each in mine),
         "pauses": [each for each in found.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
         "troubles": [each for each in find_troubles(found) if is_about(name, each.message)],
     }
@@ -283,6 +316,7 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
     values = {
         "letters": shown,
         "groups": groups[:MAX_GROUPS],
+        "more_groups": len(groups[MAX_GROUPS:]),
         "given": given,
         "kept": kept,
         "retried": urlencode(kept),
@@ -327,7 +361,8 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     sample, found = reading.status(visitor)
-    return Shown({"runs": found.reconciliations}, found.reconciliations, sample)
+    runs = found.reconciliations
+    return Shown({"runs": runs[:MAX_ROWS], "more": len(runs[MAX_ROWS:])}, runs, sample)
 
 
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
@@ -336,26 +371,29 @@ def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
         hidden = [replace(each, message=HIDDEN, fix="penstock doctor") for each in results]
         results = [each if each.grade == "ok" else bare for each, bare in zip(results, hidden, strict=True)]
     results.sort(key=lambda each: ("error", "warning", "ok").index(each.grade))
-    return Shown({"results": results}, results)
+    return Shown({"results": results[:LETTERS], "more": len(results[LETTERS:])}, results)
 
 
 def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     text = request.query_params.get("q", "").strip()
-    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None}
+    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None, "since": None}
     if text:
-        wanted = _parse_wanted(text, is_key="key" in request.query_params)
+        wanted: Wanted = _parse_wanted(text, is_key="key" in request.query_params)
         if isinstance(wanted, str) and not visitor.may("keys"):
             raise InvalidName(
                 "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys are not for this visitor"
             )
         with reading.postgres() as connection, reading.redis() as client:
+            if isinstance(wanted, str):
+                wanted = search_key(connection, wanted, SEARCH_S, scope=reading.scope)
+                values["since"] = wanted.since if len(wanted.ids) < MAX_OF_KEY and wanted.since > 1 else None
             with suppress(Unknown):  # the diagnosis says why
                 values["stories"] = trace(connection, client, wanted, scope=reading.scope)
             values["diagnosis"] = explain(connection, client, wanted, scope=reading.scope)
         values["stories"] = [_conceal_story(each, visitor) for each in values["stories"]]
         if not visitor.may("keys"):
             values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
-    return Shown(values, {"stories": values["stories"], "diagnosis": values["diagnosis"]})
+    return Shown(values, {name: values[name] for name in ("stories", "diagnosis", "since")})
 
 
 def _parse_wanted(text: str, *, is_key: bool) -> RecordId | Place | str:
@@ -385,11 +423,11 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
 
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.postgres() as connection:
-        found = list_actions(connection, scope=reading.scope)
+        found = list_actions(connection, limit=MAX_ROWS + 1, scope=reading.scope)
     if not visitor.may("keys"):  # a tenant, a key, a unique name, a reason
         hidden = re.compile("penstock ((jobs|queues) .*|.* --reason .*)", re.DOTALL)
         found = [replace(each, command=HIDDEN) if hidden.fullmatch(each.command) else each for each in found]
-    return Shown({"actions": found}, found)
+    return Shown({"actions": found[:MAX_ROWS], "more": len(found) > MAX_ROWS}, found)
 
 
 _LETTER = "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}"

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.display import escape, format_memory, format_seconds, to_json
+from penstock.display import escape, format_count, format_memory, format_seconds, to_json
 
 NOTHING = "-"
 """Shown for a value that is not known."""
@@ -40,6 +40,7 @@ def _templates() -> Environment:
     )
     made.filters.update(
         number=format_number,
+        count=format_count,
         rate=format_rate,
         duration=lambda value: NOTHING if value is None else format_seconds(value),
         memory=lambda value: NOTHING if value is None else format_memory(value),

@@ -153,8 +153,13 @@ MAX_READ = 16
 
 
 def newest(client: RedisClient, namespace: str, shards: Sequence[ShardName], count: int) -> list[HeldItem]:
-    """The newest records of some shards, without their payloads, newest first.  Raises as ``read_newest``."""
-    records = [record for shard in shards[:MAX_READ] for record in read_newest(client, namespace, shard, count)]
+    """The newest records of those ``MAX_READ`` shards whose last one is the newest, without their payloads, newest first.
+
+    Raises as ``read_newest``.
+    """
+    last = last_records(client, namespace, shards)
+    latest = sorted(last, key=lambda shard: (last[shard].staged_us, last[shard].id), reverse=True)[:MAX_READ]
+    records = [record for shard in latest for record in read_newest(client, namespace, shard, count)]
     records.sort(key=lambda record: (record.staged_us, record.id), reverse=True)
     return [_item(record) for record in records[:count]]
 

@@ -87,7 +87,7 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
     if found.schedules:
         show("")
         skipped = ", skipped=skipped_until" if any(each.skipped_until for each in found.schedules) else ""
-        shown = "schedule=name, channel, every, timezone, last=last_at, next=next_at"
+        shown = "schedule=name, channel, every=text, timezone, last=last_at, next=next_at"
         show_rows(found.schedules, shown + skipped, skipped_until=_skipped)
 
 

@@ -25,9 +25,37 @@ function replace(main, html) {
   if (!next) return;  // not a page of ours, but a proxy's
   const held = document.activeElement;
   const href = main.contains(held) ? held.getAttribute("href") : null;
-  main.replaceWith(next);
-  if (href !== null) next.querySelector(`a[href="${CSS.escape(href)}"]`)?.focus();
+  patch(main, next);
+  prepare();
+  // A row that has moved takes the focus along.
+  if (href !== null && held.getAttribute("href") !== href) main.querySelector(`a[href="${CSS.escape(href)}"]`)?.focus();
+}
+
+// Changes what differs and leaves all else: an element keeps its focus, how far it was scrolled, and what was typed into it.
+function patch(now, next) {
+  if (now.nodeName !== next.nodeName || now.nodeType !== next.nodeType) return now.replaceWith(next);
+  if (now.nodeType !== Node.ELEMENT_NODE) {
+    if (now.data !== next.data) now.data = next.data;
+    return;
+  }
+  for (const {name} of [...now.attributes]) if (!next.hasAttribute(name)) now.removeAttribute(name);
+  for (const {name, value} of next.attributes) if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+  const [old, wanted] = [[...now.childNodes], [...next.childNodes]];
+  wanted.forEach((child, i) => old[i] ? patch(old[i], child) : now.append(child));
+  old.slice(wanted.length).forEach((child) => child.remove());
+}
+
+// On a narrow screen a row is a card, in which each cell is named by the head of its column.
+function nameCells() {
+  for (const table of document.querySelectorAll("table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
+    for (const row of table.tBodies[0]?.rows ?? []) [...row.cells].forEach((cell, i) => { cell.dataset.head = heads[i] ?? ""; });
+  }
+}
+
+function prepare() {
   showAges();
+  nameCells();
 }
 
 let shown = "";  // the tag of what is shown
@@ -64,6 +92,7 @@ document.addEventListener("click", (event) => {
   navigator.clipboard?.writeText(command.textContent);
 });
 
-showAges();
+document.documentElement.classList.add("scripted");
+prepare();
 setInterval(showAges, 1000);
 setTimeout(follow, EVERY_MS);

@@ -302,7 +302,7 @@ def schedules(context: CheckContext) -> Results:
             yield warning(f"{name} is declared and was never registered", "penstock stream")
         elif make_declaration(spec) != (row.channel, row.every, row.timezone, row.digest):
             same = (spec.queue.name, spec.text) == (row.channel, row.every)
-            what = "other options" if same else f"{row.every!r} for queue {row.channel}"
+            what = "other options" if same else f"{row.text!r} for queue {row.channel}"
             yield warning(
                 f"{name} is registered with {what}, by another release or another service: this pipeline's has no jobs",
                 "if it is another service's, rename one of the two, because names are unique in a schema; otherwise restart "

@@ -1,5 +1,6 @@
 """The status of a pipeline, as values."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -132,6 +133,15 @@ class RegisteredSchedule:
     )  # the last times of which no job was staged, because no streamer had run; None if there are none
     skipped_until: datetime | None
     digest: str  # of its data and its other options
+
+    @property
+    def text(self) -> str:
+        """When its jobs are due, as somebody would type it: ``6h``, not ``21600s``."""
+        seconds = int(self.every[:-1]) if re.fullmatch("[0-9]+s", self.every) else 0
+        for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+            if seconds and seconds % size == 0:
+                return f"{seconds // size}{unit}"
+        return self.every
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Causes that keep a record from its next step: the first that holds, in the order of a record's way."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
 
 from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, fetch
 from penstock.declaring.kinds import get_traits
 from penstock.display import format_count
 from penstock.errors import PrivilegeMissing, Unknown
@@ -251,7 +253,38 @@ def _describe_letter(reader: ReaderProgress) -> tuple[str, str]:
 MAX_OF_KEY = 10
 """Newest records of a key, by default."""
 
-Wanted = RecordId | Place | str
+FIRST_IDS = 50_000
+"""Ids that the first step of a search for a key looks at; each further step looks at twice as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySearch:
+    """The newest records of a key, among those that were looked at within a time."""
+
+    key: str
+    ids: tuple[RecordId, ...]  # the oldest of them first
+    since: int  # the id of the oldest record that was looked at; 1 if all were
+
+    def __str__(self) -> str:
+        return f"the key {self.key!r}" + (f" among those from {self.since} on" if self.since > 1 else "")
+
+
+def search_key(connection: Connection, key: str, within_s: float, *, scope: Scope = DEFAULT_SCOPE) -> KeySearch:
+    """Looks for the newest records of a key from the last record back, as far as it comes in a time; the last step may take as long."""
+    ids: list[RecordId] = []
+    began, step = monotonic(), FIRST_IDS
+    read = partial(fetch, connection, scope, doing="looking for a key")
+    [(until,)] = read("penstock.operating.tracing.newest_id")
+    while until > 0 and len(ids) < MAX_OF_KEY:
+        values = {"key": key, "after": max(0, until - step), "until": until, "most": MAX_OF_KEY - len(ids)}
+        ids += [RecordId(id_) for (id_,) in read("penstock.operating.tracing.ids_of_key_between", values=values)]
+        until, step = values["after"], 2 * step
+        if monotonic() - began > within_s:
+            break
+    return KeySearch(key, tuple(reversed(ids)), until + 1)
+
+
+Wanted = RecordId | Place | str | KeySearch
 """A record by its number or its place, or the newest records of a key."""
 
 
@@ -318,6 +351,8 @@ def _read(reader: StoryReader, wanted: Wanted, channel: str | None, most: int) -
         ids = [] if at is None else [at]
     elif isinstance(wanted, int):
         ids = [wanted]
+    elif isinstance(wanted, KeySearch):
+        ids = [*wanted.ids]
     else:
         ids = reader.find_ids(wanted, channel, most)
     found = (reader.read(each) for each in ids)
@@ -325,6 +360,6 @@ def _read(reader: StoryReader, wanted: Wanted, channel: str | None, most: int) -
 
 
 def _describe_wanted(wanted: Wanted) -> str:
-    if isinstance(wanted, Place):
+    if isinstance(wanted, Place | KeySearch):
         return str(wanted)
     return f"record {wanted}" if isinstance(wanted, int) else f"the key {wanted!r}"

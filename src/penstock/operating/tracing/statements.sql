@@ -8,6 +8,18 @@ WHERE key = %(key)s
 ORDER BY id DESC
 LIMIT %(most)s;
 
+-- :name newest_id
+SELECT coalesce(max(id), 0)
+FROM {schema}.staged_records;
+
+-- :name ids_of_key_between
+-- As ``ids_of_key``, among some ids: by the primary key.
+SELECT id
+FROM {schema}.staged_records
+WHERE id > %(after)s AND id <= %(until)s AND key = %(key)s
+ORDER BY id DESC
+LIMIT %(most)s;
+
 -- :name id_at
 -- The record at an offset; null if the journal does not name it any more.
 SELECT (
