@@ -158,6 +158,29 @@ def reported(logs: list[Any]) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.parametrize(("log_every_s", "lines"), [(3600.0, 1), (0.0, 5)])
+def test_a_shard_that_stays_unusable_is_logged_once_and_then_every_hour(
+    reader: tuple[LogWorker, list[str]],
+    published: Log,
+    stream: str,
+    redis_client: redis.Redis,
+    set_constants: SetConstants,
+    log_every_s: float,
+    lines: int,
+) -> None:
+    set_constants("consuming.worker", HALTED_PAUSE_S=0.0)
+    set_constants("channels.isolation", LOG_EVERY_S=log_every_s)
+    worker, _ = reader
+    redis_client.delete(stream)
+    redis_client.xadd(stream, {"who": "me"}, id="1-0")
+
+    with capture_logs() as logs:
+        for _ in range(5):
+            worker.round(block_ms=1)
+
+    assert len([each for each in logs if each["event"] == "shard unusable"]) == lines
+
+
 def test_a_shard_that_was_left_out_is_not_read_again_at_once(
     reader: tuple[LogWorker, list[str]],
     published: Log,

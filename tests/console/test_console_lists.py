@@ -159,7 +159,7 @@ def test_the_newest_records_are_those_of_the_shards_that_were_written_last(
 
 
 CUTS = {
-    "/": ("more rows: ", "penstock status<"),
+    "/": ("more are not shown here: ", "penstock status<"),
     "/channels": ("more channels: ", "penstock channels list<"),
     "/channels/orders": ("2 more shards: ", "penstock status --by-shard<", "more readers: "),
     "/channels/orders/contents": ("1 are shown. More: ", "penstock tail orders --count 1000<"),

@@ -241,11 +241,11 @@ def test_what_redis_does_not_say_is_unknown_and_no_zero(
         return re.findall(r"<h2>Published</h2><p class=\"big\">(.*?)</p><p>(.*?)</p>", client.get("/").text)
 
     try:
-        eventually(lambda: re.search("0/s.*3 to Redis", str(read_step())), "it is read twice")
+        eventually(lambda: re.search("0/s.*3 in Redis", str(read_step())), "it is read twice")
         redis_proxy.hold_back()
         eventually(lambda: "not known: see above" in str(read_step()), "Redis is silent")
         redis_proxy.heal()
-        eventually(lambda: "3 to Redis" in str(read_step()), "it is back")
+        eventually(lambda: "3 in Redis" in str(read_step()), "it is back")
         [(rate, _)] = read_step()
     finally:
         redis_proxy.heal()

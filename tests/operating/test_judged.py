@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.declaring.schedules import LATE_S
+from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.pipeline_checks import NEARLY_USED, SLOW_S, STALLED_S, judge_status, schedules
 from penstock.operating.status.snapshot import (
     ChannelStatus,
@@ -41,12 +42,19 @@ SHARD = ShardStatus(
 READ = ConsumerShard(0, 100, 0, 0.0, 100, 0, 0, 0, None, None, None, unread=False)
 
 
-def judge(shard: dict[str, Any], read: dict[str, Any], kind: Any = "consumer") -> list[str]:
-    """The beginnings of what is wrong with a log and its consumer."""
+def judge_fully(
+    shard: dict[str, Any], read: dict[str, Any], redis: str | None = None, kind: Any = "consumer"
+) -> list[CheckResult]:
+    """What is wrong with a log and its consumer."""
     channel = ChannelStatus("rides", "log", KEEP_S, 1000, declared=True, shards=(replace(SHARD, **shard),))
     consumer = ConsumerStatus("totals", "rides", True, (replace(READ, **read),), kind)
-    found = Status("penstock", 1, 1, 0.0, None, Faults(IsolatedRecords(), (), ()), (channel,), (consumer,), (), None)
-    return [each.message for each in judge_status(found)]
+    found = Status("penstock", 1, 1, 0.0, redis, Faults(IsolatedRecords(), (), ()), (channel,), (consumer,), (), None)
+    return judge_status(found)
+
+
+def judge(shard: dict[str, Any], read: dict[str, Any]) -> list[str]:
+    """The messages of that."""
+    return [each.message for each in judge_fully(shard, read)]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,47 @@ def test_each_trouble_begins_beyond_its_limit(shard: dict[str, Any], read: dict[
 
     assert len(found) == (1 if says else 0), found
     assert says in "".join(found)
+
+
+SLOW = {"lag": 1, "lag_s": SLOW_S + 1}
+
+
+@pytest.mark.parametrize(
+    ("shard", "read", "redis", "advice"),
+    [
+        ({}, SLOW, None, ["penstock consume totals, in more processes if one does not keep up"]),
+        ({}, SLOW, "Redis does not answer", ["repair Redis; then it goes on by itself"]),
+        (
+            {},
+            SLOW | {"halted": "why"},
+            None,
+            ["fix the cause, then: penstock reset checkpoint totals --resume --apply"],
+        ),
+        ({}, SLOW | {"waiting": "shard 0 of before"}, None, ["see to what it waits for; then it goes on by itself"]),
+        (
+            {},
+            {"lag": 1, "lag_s": KEEP_S + SLOW_S + 1, "halted": "why"},
+            None,
+            ["fix the cause, then: penstock reset", "let its halted shards go on; if it is gone for good: "],
+        ),
+        (
+            {"memory": 1000},
+            {"lag": 51, "evicted": 1, "halted": "why"},
+            None,
+            ["fix the cause, then: penstock reset", "let its halted shards go on; if it is gone for good: "],
+        ),
+        ({"memory": 1000}, {"lag": 51, "evicted": 1}, None, ["penstock consume totals, in more processes if one does"]),
+    ],
+)
+def test_more_processes_are_advised_to_those_whom_they_would_help(
+    shard: dict[str, Any], read: dict[str, Any], redis: str | None, advice: list[str]
+) -> None:
+    """Not to one that is halted, that waits, or whose Redis is down."""
+    fixes = [each.fix for each in judge_fully(shard, read, redis)]
+
+    assert len(fixes) == len(advice), fixes
+    for fix, words in zip(fixes, advice, strict=True):
+        assert fix.startswith(words)
 
 
 @pytest.mark.parametrize(("late_s", "is_late"), [(0.0, False), (LATE_S, False), (LATE_S + 1, True)])

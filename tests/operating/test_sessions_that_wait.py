@@ -150,7 +150,7 @@ def test_who_holds_the_lock_is_named(
     [session] = [each for each in found.sessions if each.blockers]
     [blocker] = session.blockers
     assert (session.kind, blocker.application, blocker.state) == ("blocked", "migration", "idle in transaction")
-    by = rf"for a lock of process {blocker.pid} \(migration, idle in transaction, its statement began at .* UTC"
+    by = rf"for a lock of process {blocker.pid} \(migration, user postgres, idle in transaction, its statement began at .* UTC"
     assert re.search(by, cause.text)
     assert (cause.cause, cause.fix) == ("blocked", session.how_to_go_on)
     [named] = [each for each in advice if re.search(by, each.message)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import redis
 from sqlalchemy import Engine, ForeignKey, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from structlog.testing import capture_logs
 
@@ -18,7 +19,7 @@ from penstock.database.registry import register_channel
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
 from penstock.operating.channels import reshard
 from penstock.records import DEFAULT_SCOPE, Epoch
-from penstock.schema.capture import check_triggers, inspect_triggers, install_triggers, make_triggers
+from penstock.schema.capture import check_triggers, find_unreadable, inspect_triggers, install_triggers, make_triggers
 from penstock.streaming import Publisher, Streamer
 from penstock.streaming.retention import StreamerUpkeep
 
@@ -235,6 +236,21 @@ def test_what_cannot_be_installed_is_named_and_all_else_is_installed(
         install_triggers(database_url, pipeline)
     [fault] = inspect_triggers(connection, pipeline)
     assert "Parcel" in fault.message
+
+
+def test_a_renamed_column_that_fails_every_write_is_found_without_the_pipeline_too(
+    rides: Log, application: Engine, database_url: str, connection: Connection
+) -> None:
+    install_triggers(database_url, declare(rides))
+    assert [*find_unreadable(connection, DEFAULT_SCOPE)] == []
+
+    connection.execute("ALTER TABLE parcels RENAME weight TO grams")
+    with pytest.raises(DBAPIError, match=r"(?s)are not those that the staging rule reads.*then: penstock init"):
+        insert(application, 1)
+
+    [fault] = find_unreadable(connection, DEFAULT_SCOPE)
+    assert "has no column weight, which its trigger reads: writes fail" in fault.message
+    assert "penstock init" in fault.fix
 
 
 @pytest.mark.parametrize("when", ["mass > 1", "weight > 1 AND", "depot", "my_function(depot)"])

@@ -24,6 +24,9 @@ UNUSABLE = (CodecMissing, ForeignLog, DamagedIck, ForeignQueue, QueueDamaged, Da
 
 ShardError = CodecMissing | ForeignLog | DamagedIck | ForeignQueue | QueueDamaged | DamagedJournal | UnpublishableRecord
 
+LOG_EVERY_S = 3600.0
+"""Shortest interval between two log lines about the same unusable shard, in seconds."""
+
 OnUnusable = Callable[[ShardName, ShardError], None]
 """Called with a shard that cannot be used, and the reason."""
 

@@ -163,16 +163,16 @@ def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
 
 
 def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> Shown:
-    sample, found = reading.status(visitor)
-    more = len(found.channels[MAX_ROWS:])
-    return Shown({"channels": found.channels[:MAX_ROWS], "more": more}, found.channels, sample)
+    sample, status = reading.status(visitor)
+    unlisted = len(status.channels[MAX_ROWS:])
+    return Shown({"channels": status.channels[:MAX_ROWS], "more": unlisted}, status.channels, sample)
 
 
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
-    sample, found = reading.status(visitor)
+    sample, status = reading.status(visitor)
     name = request.path_params["name"]
-    channel = _find(found.channels, "channel", name)
-    readers = [make_lane(sample, found, each) for each in found.consumers if each.channel == name]
+    channel = _find(status.channels, "channel", name)
+    readers = [make_lane(sample, status, each) for each in status.consumers if each.channel == name]
     # Those with work first, then those of the newest generation.
     shards = sorted(channel.shards, key=lambda shard: (_is_at_rest(shard), -shard.shard))[:MAX_SHARDS]
     checkpoints = {
@@ -184,14 +184,14 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown
         ]
         for shard in shards
     }
-    schedules = [each for each in found.schedules if each.channel == name]
+    schedules = [each for each in status.schedules if each.channel == name]
     values = {
         "channel": channel,
         "shards": sorted(shards, key=lambda shard: shard.shard),
         "readers": readers[:MAX_ROWS],
         "more_readers": len(readers[MAX_ROWS:]),
         "checkpoints": checkpoints,
-        "pause": next((each for each in found.pauses if (each.kind, each.name) == ("channel", name)), None),
+        "pause": next((each for each in status.pauses if (each.kind, each.name) == ("channel", name)), None),
         "schedules": schedules[:CONTENTS],
         "more_schedules": len(schedules[CONTENTS:]),
     }
@@ -240,11 +240,11 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown
         raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
     with reading.redis() as client:
         tenants, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, MAX_TENANTS)
-    found = tenants[:CONTENTS]
+    busiest = tenants[:CONTENTS]
     if not visitor.may("keys"):
-        found = [replace(each, tenant=HIDDEN) for each in found]
-    more = len(tenants) - len(found)
-    return Shown({"channel": channel, "tenants": found, "more": more, "are_all": are_all}, found)
+        busiest = [replace(each, tenant=HIDDEN) for each in busiest]
+    unlisted = len(tenants) - len(busiest)
+    return Shown({"channel": channel, "tenants": busiest, "more": unlisted, "are_all": are_all}, busiest)
 
 
 def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -259,31 +259,31 @@ def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
 
 
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    sample, found = reading.status(visitor)
-    lanes = [make_lane(sample, found, each) for each in found.consumers[:MAX_ROWS]]
-    more = len(found.consumers) - len(lanes)
-    return Shown({"lanes": lanes, "more": more}, found.consumers, sample)
+    sample, status = reading.status(visitor)
+    lanes = [make_lane(sample, status, each) for each in status.consumers[:MAX_ROWS]]
+    unlisted = len(status.consumers) - len(lanes)
+    return Shown({"lanes": lanes, "more": unlisted}, status.consumers, sample)
 
 
 def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Shown:
-    sample, found = reading.status(visitor)
+    sample, status = reading.status(visitor)
     name = request.path_params["name"]
-    mine = [each for each in found.consumers if each.consumer == name]
+    mine = [each for each in status.consumers if each.consumer == name]
     if not mine:
-        _find(found.consumers, "consumer", name)
+        _find(status.consumers, "consumer", name)
 
     def is_at_rest(shard: ConsumerShard) -> bool:
         return not (shard.halted or shard.waiting or shard.lag or shard.dead_letters)
 
     values = {
         "name": name,
-        "lanes": [make_lane(sample, found, each) for each in mine],
+        "lanes": [make_lane(sample, status, each) for each in mine],
         "shards": [
             (each.channel, shard) for each in mine for shard in sorted(each.shards, key=is_at_rest)[:MAX_SHARDS]
         ],
         "more": sum(len(each.shards[MAX_SHARDS:]) for each in mine),
-        "pauses": [each for each in found.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
-        "troubles": [each for each in find_troubles(found) if is_about(name, each.message)],
+        "pauses": [each for each in status.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
+        "troubles": [each for each in find_troubles(status) if is_about(name, each.message)],
     }
     return Shown(values, mine, sample)
 
@@ -360,8 +360,8 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
 
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    sample, found = reading.status(visitor)
-    runs = found.reconciliations
+    sample, status = reading.status(visitor)
+    runs = status.reconciliations
     return Shown({"runs": runs[:MAX_ROWS], "more": len(runs[MAX_ROWS:])}, runs, sample)
 
 
@@ -423,11 +423,11 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
 
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.postgres() as connection:
-        found = list_actions(connection, limit=MAX_ROWS + 1, scope=reading.scope)
+        actions = list_actions(connection, limit=MAX_ROWS + 1, scope=reading.scope)
     if not visitor.may("keys"):  # a tenant, a key, a unique name, a reason
         hidden = re.compile("penstock ((jobs|queues) .*|.* --reason .*)", re.DOTALL)
-        found = [replace(each, command=HIDDEN) if hidden.fullmatch(each.command) else each for each in found]
-    return Shown({"actions": found[:MAX_ROWS], "more": len(found) > MAX_ROWS}, found)
+        actions = [replace(each, command=HIDDEN) if hidden.fullmatch(each.command) else each for each in actions]
+    return Shown({"actions": actions[:MAX_ROWS], "more": len(actions) > MAX_ROWS}, actions)
 
 
 _LETTER = "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}"

@@ -121,11 +121,11 @@ class Reading:
             if last is None or is_due:
                 last = _Examination()
                 self._examinations = [*self._examinations[-1:], last]
-            before = self._examinations[0]
+            previous = self._examinations[0]
         if is_due:
             self._examine(last)
-        elif last.ended is None and before is not last and before.results.exception() is None:
-            last = before
+        elif last.ended is None and previous is not last and previous.results.exception() is None:
+            last = previous
         try:
             return list(last.results.result(max(0.0, last.began + WAIT_S - monotonic())))
         except TimeoutError:
@@ -134,8 +134,8 @@ class Reading:
     def _examine(self, examination: _Examination) -> None:
         try:
             with self.postgres() as connection, self.redis() as client:
-                found = diagnose(connection, client, self.pipeline, scope=self.scope)
-            examination.results.set_result(found)
+                results = diagnose(connection, client, self.pipeline, scope=self.scope)
+            examination.results.set_result(results)
         except Exception as error:  # noqa: BLE001  it is raised for each page that has asked
             examination.results.set_exception(error)
         finally:

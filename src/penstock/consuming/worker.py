@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import ask_each
+from penstock.channels.isolation import LOG_EVERY_S, ask_each
 from penstock.channels.server import connect_redis, find_server, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivery import Consumed, Delivered
@@ -83,6 +83,7 @@ class Worker(Runner[Consumed]):
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
         self._unusable: dict[ShardName, PenstockError] = {}
+        self._reported_unusable: dict[ShardName, tuple[str, float]] = {}  # the reason that was logged last, and when
         self._has_opened = False
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
@@ -270,8 +271,12 @@ class Worker(Runner[Consumed]):
             self._transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, reason))
 
     def _report_unusable(self, shard: ShardName, error: PenstockError) -> None:
-        who = {"consumer": self.consumer.name, "shard": str(shard)}
-        log.error("shard unusable", **who, reason=describe(error), retry_s=HALTED_PAUSE_S)
+        reason, now = describe(error), monotonic()
+        before, logged_at = self._reported_unusable.get(shard, ("", -math.inf))
+        if reason != before or now >= logged_at + LOG_EVERY_S:
+            self._reported_unusable[shard] = reason, now
+            who = {"consumer": self.consumer.name, "shard": str(shard)}
+            log.error("shard unusable", **who, reason=reason, retry_s=HALTED_PAUSE_S)
 
     def _retry_unusable(self) -> None:
         """Takes shards as usable that are to be read again now."""

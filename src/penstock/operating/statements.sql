@@ -640,7 +640,7 @@ holders AS (
 )
 SELECT s.pid, s.application_name,
        CASE WHEN h.pid IS NOT NULL THEN 'blocked' WHEN s.state = 'active' THEN 'statement' ELSE 'handler' END,
-       s.since_s, h.pid, coalesce(a.application_name, ''), a.state, a.query_start,
+       s.since_s, h.pid, coalesce(a.application_name, ''), a.usename, a.state, a.query_start,
        extract(epoch FROM clock_timestamp() - a.xact_start)::float8
 FROM sessions s
 LEFT JOIN holders h ON h.waiting = s.pid

@@ -27,6 +27,7 @@ class Blocker:
 
     pid: int  # 0 for a prepared transaction
     application: str
+    user: str | None  # the role that it has logged in as
     state: str | None  # ``active``, ``idle in transaction`` …; None if this role may not see it
     query_at: datetime | None  # when its last statement began
     age_s: float | None  # seconds that it has been open
@@ -35,7 +36,11 @@ class Blocker:
         """A description."""
         if not self.pid:
             return "a prepared transaction"
-        known = [self.application or "unnamed", self.state or "state hidden"]
+        known = [
+            self.application or "unnamed",
+            *([f"user {self.user}"] if self.user else []),
+            self.state or "state hidden",
+        ]
         if self.query_at is not None:
             known.append(f"its statement began at {self.query_at:%H:%M:%S} UTC")
         if self.age_s is not None:

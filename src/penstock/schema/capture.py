@@ -7,6 +7,7 @@ A rule with ``capture="trigger"`` that has no trigger loses every change, and no
 ``penstock doctor`` checks them whenever it runs.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from penstock.database.statements import quote, statements
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import DeclarationError, TriggerMissing
 from penstock.pipeline import Pipeline
+from penstock.records import Scope
 from penstock.schema.captured_tables import (
     INIT,
     TABLES,
@@ -28,6 +30,7 @@ from penstock.schema.captured_tables import (
     find_changes,
     find_refusals,
     is_of_former_name,
+    missing_column,
     read_installed,
     read_tables,
 )
@@ -63,6 +66,24 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
         matching = [candidate for candidate in installed if candidate.name == trigger.name]
         faults += _inspect(trigger, _list_bodies(trigger, pipeline, channels), matching, tables)
     return [*faults, *_find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)]
+
+
+def find_unreadable(connection: Connection, scope: Scope) -> Iterator[CaptureFault]:
+    """Finds installed triggers that read a column which their table lacks, without a pipeline."""
+    bodies = {
+        (row.oid, row.body): row.table for row in read_installed(connection, scope) if row.table
+    }
+    tables = {table.oid: table for table in read_tables(connection, scope, set(bodies.values()))}
+    for oid, body in bodies:
+        if (table := tables.get(oid or 0)) is None:
+            continue
+        names = {name.strip('"').replace('""', '"') for name in _COLUMN.findall(body)}
+        for name in sorted(names - table.columns.keys()):
+            yield missing_column(table.full_name, name)
+
+
+_COLUMN = re.compile(r'\bpenstock_row\.("(?:[^"]|"")+"|[a-z_][a-z0-9_$]*)')
+"""A column that the body of a trigger's function reads."""
 
 
 def check_triggers(connection: Connection, pipeline: Pipeline) -> None:

@@ -129,6 +129,14 @@ def read_tables(
     ]
 
 
+def missing_column(table: str, name: str) -> CaptureFault:
+    """A column that was dropped or renamed, which a trigger still reads."""
+    return CaptureFault(
+        f"table {table} has no column {name}, which its trigger reads: writes fail",
+        f"change the class or the rule, then: {INIT}",
+    )
+
+
 def find_refusals(trigger: Trigger, table: CapturedTable) -> Iterator[CaptureFault]:
     """Finds the reasons why a trigger cannot capture a table, whatever is installed."""
     for kind, name in (
@@ -145,11 +153,7 @@ def find_refusals(trigger: Trigger, table: CapturedTable) -> Iterator[CaptureFau
     for name in dict.fromkeys((*trigger.expressions, *sorted(trigger.others))):
         column = table.columns.get(name)
         if column is None:
-            yield CaptureFault(
-                f"table {table.full_name} has no column {name}, which its trigger reads: writes "
-                "fail",
-                f"change the class or the rule, then: {INIT}",
-            )
+            yield missing_column(table.full_name, name)
         elif column.is_virtual:
             yield CaptureFault(
                 f"column {name} of table {table.full_name} is a virtual generated column, which "

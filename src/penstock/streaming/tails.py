@@ -1,5 +1,6 @@
 """Ends of the journal and of the log of each shard, as a publisher last heard; the shards that it publishes or skips."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -7,7 +8,7 @@ from time import monotonic
 import structlog
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import ShardError, ask_each
+from penstock.channels.isolation import LOG_EVERY_S, ShardError, ask_each
 from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
@@ -29,8 +30,8 @@ MAX_RETRY_S = 60.0
 """The interval doubles up to this if the journal is damaged or a record cannot be published: a check then reads the tables,
 or sends the record again."""
 
-LOG_EVERY_S = 60.0
-"""Shortest interval between two log lines about the same unusable shard, in seconds."""
+FLAPPING_S = 60.0
+"""Shortest interval between two log lines about a shard that was usable in between, in seconds."""
 
 
 class UnusableShards:
@@ -41,7 +42,7 @@ class UnusableShards:
         self._errors: dict[ShardName, ShardError] = {}
         self._retry_at: dict[ShardName, float] = {}
         self._retry_s: dict[ShardName, float] = {}
-        self._log_at: dict[ShardName, float] = {}
+        self._logged_at: dict[ShardName, float] = {}
 
     def __contains__(self, shard: ShardName) -> bool:
         return shard in self._errors
@@ -63,14 +64,15 @@ class UnusableShards:
         """Leaves a shard out until its next check."""
         now = self._clock()
         retry_s = RETRY_EVERY_S
+        log_every_s = LOG_EVERY_S if shard in self._errors else min(LOG_EVERY_S, FLAPPING_S)
         if shard in self._errors and isinstance(error, (DamagedJournal, UnpublishableRecord)):
             retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard])
         if shard not in self._errors:
             self._observers(ShardStopped(shard.channel, shard.shard, type(error).__name__))
         self._errors[shard], self._retry_s[shard] = error, retry_s
         self._retry_at[shard] = now + retry_s
-        if now >= self._log_at.get(shard, 0.0):
-            self._log_at[shard] = now + LOG_EVERY_S
+        if now >= self._logged_at.get(shard, -math.inf) + log_every_s:
+            self._logged_at[shard] = now
             log.error("shard unusable", shard=str(shard), reason=describe(error), retry_s=retry_s)
 
     def remove(self, shard: ShardName) -> None:

@@ -19,7 +19,7 @@ from penstock.journal.journal_reader import missed_records as find_missed
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.operating.worker_sessions import WorkerSession
-from penstock.schema.capture import inspect_triggers
+from penstock.schema.capture import find_unreadable, inspect_triggers
 from penstock.schema.revisions import find_revision, is_newer, newest_shipped, upgrade_command, why_unusable
 from penstock.streaming.faults import UnknownShard
 from penstock.streaming.scheduler import make_declaration
@@ -156,7 +156,7 @@ def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     for each in current.consumers:
         yield from _check_consumer(each)
         if current.find_pause(each) is None:
-            yield from _check_lag(each, channels.get(each.channel), current.find_sessions(each))
+            yield from _check_lag(each, channels.get(each.channel), current.find_sessions(each), current.redis)
 
 
 def _check_sequencing(current: Status) -> Iterator[CheckResult]:
@@ -186,22 +186,17 @@ def _check_consumer(each: ConsumerStatus) -> Iterator[CheckResult]:
 
 
 def _check_lag(
-    each: ConsumerStatus, channel: ChannelStatus | None, sessions: Sequence[WorkerSession]
+    each: ConsumerStatus, channel: ChannelStatus | None, sessions: Sequence[WorkerSession], redis: str | None
 ) -> Iterator[CheckResult]:
     """It keeps up: it holds back no retention, and reads nothing from Postgres because it has left Redis, or soon will."""
     verb = get_traits(None if channel is None else channel.kind).verb
-    waits = {reason for shard in each.shards if (reason := shard.waiting or "").startswith(WAITING_FOR_SERVER)}
-    for reason in sorted(waits):
-        yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")
-    lag = sum(shard.lag for shard in each.shards)
-    oldest = max((shard.lag_s for shard in each.shards), default=0.0)
-    is_slow, behind = lag and oldest > SLOW_S, f"is {format_count(lag, 'record')} and {format_age(oldest)} behind"
-    for session in sessions if lag else ():
-        if is_slow or session.blockers:
-            yield warning(f"{each.consumer} {behind}: it {session}", session.how_to_go_on)
-    if is_slow and not sessions and not waits:
-        more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
-        yield warning(f"{each.consumer} {behind}", each.how_to_go_on(verb, more))
+    behind = [shard for shard in each.shards if shard.lag and shard.halted is None]
+    yield from _check_speed(each, verb, behind, sessions, redis)
+
+    def how_to_go_on(more: str = "") -> str:
+        is_halted = not behind and any(shard.halted is not None for shard in each.shards)
+        return ("let its halted shards go on" if is_halted else each.how_to_go_on(verb, more)) + each.how_to_end
+
     message = None
     if evicted := sum(shard.evicted for shard in each.shards):
         message = (
@@ -214,16 +209,45 @@ def _check_lag(
             "used up: unread records are about to leave Redis, and are read from Postgres then"
         )
     if message is not None:
-        more = ", in more processes if one does not keep up, or a larger redis_memory"
-        yield warning(message, each.how_to_go_on(verb, more) + each.how_to_end)
+        yield warning(message, how_to_go_on(", in more processes if one does not keep up, or a larger redis_memory"))
+    oldest = max((shard.lag_s for shard in each.shards), default=0.0)
     held = 0.0 if channel is None or channel.keep_s is None else oldest - channel.keep_s
     if held > SLOW_S:
-        since = datetime.now(UTC) - timedelta(seconds=held)
+        since, lag = datetime.now(UTC) - timedelta(seconds=held), sum(shard.lag for shard in each.shards)
         yield warning(
             f"{each.consumer} holds back retention of {each.channel} since {since:%Y-%m-%d %H:%M} UTC: up to "
             f"{lag:,} records stay for it alone, longer than keep",
-            each.how_to_go_on(verb) + each.how_to_end,
+            how_to_go_on(),
         )
+
+
+def _check_speed(
+    each: ConsumerStatus,
+    verb: str,
+    behind: Sequence[ConsumerShard],
+    sessions: Sequence[WorkerSession],
+    redis: str | None,
+) -> Iterator[CheckResult]:
+    """The shards that are not halted, which is reported by itself, keep up; more processes are advised if those would help."""
+    reasons = [shard.waiting or "" for shard in behind]
+    waits = {reason for shard in each.shards if (reason := shard.waiting or "").startswith(WAITING_FOR_SERVER)}
+    for reason in sorted(waits):
+        yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")
+    lag, oldest = sum(shard.lag for shard in behind), max((shard.lag_s for shard in behind), default=0.0)
+    is_slow = bool(lag) and oldest > SLOW_S
+    found = f"{each.consumer} is {format_count(lag, 'record')} and {format_age(oldest)} behind"
+    for session in sessions if lag else ():
+        if is_slow or session.blockers:
+            yield warning(f"{found}: it {session}", session.how_to_go_on)
+    if not is_slow or sessions or waits:
+        return
+    if redis is not None:
+        yield warning(f"{found}: {redis}", "repair Redis; then it goes on by itself")
+    elif all(reasons):
+        yield warning(f"{found}: it waits: {reasons[0]}", "see to what it waits for; then it goes on by itself")
+    else:
+        more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
+        yield warning(found, each.how_to_go_on(verb, more))
 
 
 def _is_about_to_lose(channel: ChannelStatus, read: ConsumerShard) -> bool:
@@ -314,6 +338,8 @@ def schedules(context: CheckContext) -> Results:
 def triggers(context: CheckContext) -> Results:
     """Each rule with capture by trigger has its trigger, as declared, and there is no other."""
     if context.pipeline is None:
+        for fault in find_unreadable(context.connection, context.scope):
+            yield error(fault.message, fault.fix)
         return None
     for fault in inspect_triggers(context.connection, context.pipeline):
         yield (error if fault.is_refused else warning)(fault.message, fault.fix)
