@@ -289,8 +289,8 @@ CREATE TABLE {schema}.queue_limits (
     """
 -- The row of a record is what says that its effect is outstanding.  A worker deletes it in the transaction of the effect.  The
 -- worker that deletes it has done the effect; one that comes second waits for the commit of the first, and finds nothing.
--- With staged_us, only a record that was staged at that time: a restored Postgres gives ids out again.
-CREATE FUNCTION {schema}.finish_records(of_channel text, ids bigint[], staged_us bigint DEFAULT NULL)
+-- With staged_us, a time for each id, only records that were staged then: a restored Postgres gives ids out again.
+CREATE FUNCTION {schema}.finish_records(of_channel text, ids bigint[], staged_us bigint[] DEFAULT NULL)
 RETURNS SETOF bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -302,7 +302,8 @@ BEGIN ATOMIC
         SELECT r.id
         FROM {schema}.staged_records r
         WHERE r.id = ANY (ids) AND r.channel = of_channel
-          AND (staged_us IS NULL OR (extract(epoch FROM r.created_at) * 1000000)::bigint = staged_us)
+          AND (staged_us IS NULL
+               OR (extract(epoch FROM r.created_at) * 1000000)::bigint = staged_us[array_position(ids, r.id)])
           AND EXISTS (SELECT FROM {schema}.channels c WHERE c.channel = of_channel AND c.kind = 'queue')
         ORDER BY r.id  -- two workers with the same records lock them in one order
         FOR UPDATE OF r
@@ -314,7 +315,7 @@ BEGIN ATOMIC
 END
 """,
     """
-REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[], bigint) FROM PUBLIC
+REVOKE ALL ON FUNCTION {schema}.finish_records(text, bigint[], bigint[]) FROM PUBLIC
 """,
     """
 -- Jobs that are to have no effect.  The streamer has Redis forget those whose staged row is gone; the row here stays for the queue's

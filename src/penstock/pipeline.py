@@ -334,7 +334,8 @@ class Pipeline:
             @pipeline.worker(reads=receipts, concurrency=8)
             def send_receipt(session, job): ...
 
-        The session's transaction begins with the handler's first statement, and is committed
+        A handler that writes nothing to Postgres takes the job alone, ``def send_receipt(job)``.
+        Otherwise, the session's transaction begins with the handler's first statement, and is committed
         together with the fact that the job is done.  A job whose handler has taken effect once is
         never handled again.  The worker is named as its function, unless ``name`` says otherwise.
         With ``every=``, it also gets a job without a payload at each of these times, of a schedule

@@ -168,6 +168,7 @@ def test_the_job_and_its_tests(tables: Engine, database_url: str, redis_url: str
     sessions = sessionmaker(tables)
     names: dict[str, Any] = {"Ride": Ride, "mail": lambda to, **_: mails.append(to), "Session": sessions}
     names["write"] = print
+    names["mail_async"] = print
     run_page("docs/how-to/do-the-jobs-of-a-queue.md", names)
     names["pipeline"].attach(sessions)
     with tables.begin() as connection:

@@ -221,7 +221,7 @@ def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
 def test_what_was_read_before_a_halt_is_given_back(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str, set_constants: SetConstants
 ) -> None:
-    set_constants("consuming.queue.worker_slots", PREFETCH_S=1e6)  # all that is there
+    set_constants("consuming.queue.prefetch", PREFETCH_S=1e6)  # all that is there
     declare(working, attempts=1, on_poison="halt", concurrency=1)
     done = bench.stage(1, data={})
     with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:

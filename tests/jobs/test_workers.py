@@ -61,7 +61,7 @@ def test_the_end_of_a_job_waits_for_no_others_if_others_wait_for_it(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str, set_constants: SetConstants
 ) -> None:
     """Two tenants at their limits: until these jobs are settled, slots get no others."""
-    set_constants("consuming.queue.worker_slots", TOGETHER_S=60.0)
+    set_constants("consuming.queue.prefetch", TOGETHER_S=60.0)
     declare_plain(working, concurrency=1)
     for tenant in ("a", "b"):
         bench.queue.limit(tenant, TenantLimits(in_flight=1))

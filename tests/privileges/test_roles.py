@@ -89,7 +89,7 @@ GRANT INSERT, SELECT ON penstock.staged_records TO script_producer;
 GRANT UPDATE (data) ON penstock.staged_records TO script_producer;
 GRANT DELETE ON penstock.journal TO script_viewer;
 GRANT USAGE ON SEQUENCE penstock.staged_records_id_seq TO script_streamer, script_consumer;
-GRANT EXECUTE ON FUNCTION penstock.finish_records(text, bigint[], bigint) TO script_viewer;
+GRANT EXECUTE ON FUNCTION penstock.finish_records(text, bigint[], bigint[]) TO script_viewer;
 GRANT CREATE ON SCHEMA penstock TO script_streamer;
 CREATE TABLE penstock.their_own (id int);
 GRANT DELETE ON penstock.their_own TO script_viewer;

@@ -241,9 +241,13 @@ def decorated(session: Session, records: Sequence[Record]) -> None: ...
 jobs = Queue("jobs")
 more_jobs = Queue("more-jobs")
 async_jobs = Queue("async-jobs")
+mails = Queue("mails")
+async_mails = Queue("async-mails")
 pipeline.add_channel(jobs)
 pipeline.add_channel(more_jobs)
 pipeline.add_channel(async_jobs)
+pipeline.add_channel(mails)
+pipeline.add_channel(async_mails)
 
 
 @pipeline.worker(reads=jobs)
@@ -260,7 +264,19 @@ def typed_job(session: Session, job: Job[Fare]) -> Snooze | Cancel | None:
 async def async_job(session: AsyncSession, job: Job) -> DeadLetter | None: ...
 
 
+@pipeline.worker(reads=mails, payload=Fare)
+def job_without_a_session(job: Job[Fare]) -> Snooze | None:
+    assert_type(job.payload, Fare)
+    return None
+
+
+@pipeline.worker(reads=async_mails)
+async def async_job_without_a_session(job: Job) -> None: ...
+
+
 def stage_jobs(session: Session, job: Job[Fare]) -> None:
+    job_without_a_session.stage(session, Fare(7), tenant="ann")
+    assert_type(job_without_a_session(job), HandlerOutcome | None)
     typed_job.stage(session, Fare(7), tenant="ann", delay="10m", key=1)
     job_handler.stage(session, {"any": "JSON"}, tenant=7)
     assert_type(typed_job(session, job), HandlerOutcome | None)

@@ -83,8 +83,8 @@ CACHES: dict[str, tuple[Callable[..., Any], Calls]] = {
     "channels/scripts.script": (scripts.script, [("log/append",), ("log/read",), ("ick/add",)]),
     "channels/scripts.with_fragments": (scripts.with_fragments, [("log/append",), ("log/read",), ("ick/add",)]),
     "database/executor._numbered": (executor._numbered, [(b"%(a)s",), (b"%(b)s",), (b"%(a)s %(b)s %(a)s",)]),
-    "database/executor._setting_texts": (
-        executor._setting_texts,
+    "database/executor._make_texts": (
+        executor._make_texts,
         vary((160_000, 1.0, None), [170_000], [2.0], HANDLERS),
     ),
     "database/statements.directory": (statements.directory, [("lua",), ("migrations",)]),

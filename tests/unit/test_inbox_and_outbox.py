@@ -18,7 +18,8 @@ from penstock.consuming.queue.inbox import ThreadInbox
 from penstock.consuming.queue.job_deliverer import RetryStates, released
 from penstock.consuming.queue.job_notes import MAX_ATTEMPTS, MAX_NOTES, OWN_RETRY_S, JobCounts, JobNotes
 from penstock.consuming.queue.outbox import Ended, Outbox
-from penstock.consuming.queue.worker_slots import HungSlots, Prefetch, WorkerSlot, find_working
+from penstock.consuming.queue.prefetch import Prefetch, find_working
+from penstock.consuming.queue.worker_slots import HungSlots, WorkerSlot
 from penstock.declaring.declarations import WorkerSpec
 from penstock.errors import HandlerExited, HandlerHung, ServerReplaced, ServerUnavailable
 from penstock.records import DEFAULT_SCOPE, RecordId, Shard, ShardName
@@ -36,6 +37,11 @@ def make_lease(id_: str = "1", *, since_s: float = 0.0, **fields: Any) -> Lease:
 
 def make_ended(lease: Lease, **counts: Any) -> Ended:
     return Ended(lease, Counts(**counts), lease.held.settlement("done"))
+
+
+def take_ended(outbox: Outbox, calls: int) -> list[Ended]:
+    """The jobs that have ended in so many calls."""
+    return [ended for _ in range(calls) for ended in outbox.ended.get() or ()]
 
 
 def make_worker(**options: Any) -> WorkerSpec:
@@ -92,7 +98,7 @@ def test_a_job_is_begun_once_and_ends_once() -> None:
     assert (inbox.take(), inbox.take_back()) == (None, [])
     for lease in (leases[0], leases[0], leases[1], make_lease("4"), leases[2]):
         outbox.put(make_ended(lease))
-    assert [ended.lease for ended in (outbox.ended.get() for _ in leases) if ended is not None] == leases
+    assert [ended.lease for ended in take_ended(outbox, len(leases))] == leases
     assert outbox.ended.empty()
     outbox.settled([make_ended(lease) for lease in leases[:2]])
     assert outbox.is_settling
@@ -164,8 +170,8 @@ def test_a_handler_that_hangs_is_replaced_its_job_comes_back_and_what_it_returns
         assert late.is_abandoned
         late.deliver(lease)
         host.slots.clear()
-    ends = [outbox.ended.get() for _ in leases]
-    assert [(ended.lease, ended.error, ended.comes_back) for ended in ends if ended] == [
+    ends = take_ended(outbox, len(leases))
+    assert [(ended.lease, ended.error, ended.comes_back) for ended in ends] == [
         (lease, "HandlerHung", True) for lease in leases
     ]
     assert outbox.ended.empty()
@@ -185,8 +191,7 @@ def test_a_failure_of_the_worker_gives_the_job_back_and_an_exit_of_the_handler_c
     for lease in leases:
         host.slots[0].is_cancelled = lease is leases[1]
         host.slots[0].deliver(lease)
-        ended = outbox.ended.get()
-        assert ended is not None
+        [ended] = take_ended(outbox, 1)
         found.append((ended.is_released, ended.error, outbox.take_unavailable(), outbox.error))
     assert found == [
         (True, "", failures[0], None),
@@ -199,7 +204,8 @@ def test_a_failure_of_the_worker_gives_the_job_back_and_an_exit_of_the_handler_c
 def test_more_is_read_for_slots_with_short_jobs_and_nothing_for_those_that_are_all_at_long_ones() -> None:
     outbox = Outbox()
     host = Host(outbox)
-    prefetch = Prefetch(2, host, outbox)
+    prefetch = Prefetch(make_worker(concurrency=2), outbox)
+    prefetch.slots = host.slots
     assert (prefetch.enough, prefetch.room(LONG_S), prefetch.room(1)) == (2, 2, 1)
     outbox.job_s = 0.01  # ten jobs are 50 ms for two slots
     assert (prefetch.enough, prefetch.room(LONG_S), prefetch.together_s()) == (7, 12, 0.0)

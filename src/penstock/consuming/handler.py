@@ -9,11 +9,12 @@ import asyncio
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncContextDecorator, ContextDecorator, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from time import monotonic
+from typing import Any, NoReturn, TypeVar, cast
 
 import structlog
 from sqlalchemy import Connection as EngineConnection
@@ -27,12 +28,12 @@ from typing_extensions import override
 from penstock.consuming.failures import Culprit, is_exit
 from penstock.consuming.spans import HandlerSpans
 from penstock.database.connections import Database, get_database_url, make_async_engine, make_engine
-from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
+from penstock.database.driver_errors import IN_FAILED_TRANSACTION, driver_error, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
-from penstock.observer import fresh_context
+from penstock.observer import HandlerBegan, HandlerEnded, fresh_context
 from penstock.parsing import Decode, InvalidPayload, make_model_decoder
 from penstock.pipeline import Pipeline
 from penstock.records import Record, Scope, has_payload, set_payload
@@ -194,7 +195,7 @@ class Caller(ABC):
 def make_caller(setup: WorkerSetup, *, in_task: bool = False) -> Caller:
     """The caller of a consumer's handler; with ``in_task``, of one that is ``async def`` in a task that is running already."""
     kind: Callable[..., Caller] = _SyncCaller
-    if setup.consumer.is_async:
+    if setup.consumer.is_async and setup.consumer.takes_session:
         kind = _TaskCaller if in_task else _LoopCaller
     return kind(setup)
 
@@ -282,7 +283,7 @@ class _AsyncCaller(Caller):
         ) as session:
             with self._spans.around_call(items), _guarding_django(connection):
                 await self._run(session, items)
-            self._refuse_tasks(session, items)
+            _refuse_tasks(self._consumer, asyncio.all_tasks(), items, session)
 
     async def _run(self, session: AsyncSession, items: Sequence[Any]) -> None:
         if not self._consumer.each:
@@ -315,16 +316,22 @@ class _AsyncCaller(Caller):
     async def _limited(self, handling: Awaitable[Any]) -> Any:
         return await handling
 
-    def _refuse_tasks(self, session: AsyncSession, items: Sequence[Any]) -> None:
-        """Makes sure that no task works on with the session or the records, after the transaction is over."""
-        left = [task for task in asyncio.all_tasks() if not task.done() and _uses(task, session, items)]
-        if left:
-            for task in left:
-                task.cancel()
-            raise HandlerNotRun(
-                f"consumer {self._consumer.name}: the handler left {len(left)} tasks behind that work on its session or "
-                "its records: await them, for example with asyncio.TaskGroup"
-            )
+
+def _refuse_tasks(
+    consumer: ConsumerSpec,
+    tasks: Iterable[asyncio.Task[Any]],
+    items: Sequence[Any],
+    session: AsyncSession | None = None,
+) -> None:
+    """Makes sure that none of the tasks works on with the session or the records, after the handler has returned."""
+    left = [task for task in tasks if not task.done() and _uses(task, session, items)]
+    if left:
+        for task in left:
+            task.cancel()
+        raise HandlerNotRun(
+            f"consumer {consumer.name}: the handler left {len(left)} tasks behind that work on its session or "
+            "its records: await them, for example with asyncio.TaskGroup"
+        )
 
 
 async def _run_apart(handling: Coroutine[Any, Any, None]) -> None:
@@ -381,15 +388,93 @@ class _TaskCaller(_AsyncCaller):
     @override
     async def _limited(self, handling: Awaitable[Any]) -> Any:
         assert isinstance(self._consumer, WorkerSpec)
-        limit_s = self._consumer.limit
-        limit = asyncio.timeout(limit_s)
+        return await _within_limit(handling, self._consumer.limit)
+
+
+async def _within_limit(handling: Awaitable[Any], limit_s: float) -> Any:
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            return await handling
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"the handler took longer than limit, {limit_s:g} s") from error
+
+
+_started: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("penstock_started", default=None)
+"""Tasks that a job's handler has started, in a loop that notes them: to look through all tasks takes longer than a job."""
+
+
+def note_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Has a loop note the tasks that handlers of jobs start."""
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        if (started := _started.get()) is not None:
+            started.append(task)
+        return task
+
+    loop.set_task_factory(make)
+
+
+class JobCaller:
+    """Calls a worker's handler that takes no session: in no transaction, from any thread or task."""
+
+    def __init__(self, setup: WorkerSetup, worker: WorkerSpec) -> None:
+        self._worker, self._handler = worker, cast("Any", worker.handler)
+        self._decode = worker.payload and make_model_decoder(worker.payload, f"consumer {worker.name}")
+        self._spans = HandlerSpans(worker)
+        self._observers, self._names = setup.pipeline.observers, (worker.name, worker.channel.name)
+
+    def call(self, job: Any) -> BaseException | None:
+        """Calls a plain handler; returns what it raised, or the outcome that it returned."""
+        began, error = self._begin(), None
         try:
-            async with limit:
-                return await handling
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the handler took longer than limit, {limit_s:g} s") from error
+            fresh_context().run(self._handle, job)
+        except BaseException as raised:  # noqa: BLE001  what it means is decided where jobs end
+            error = raised
+        return self._end(began, error)
+
+    async def call_async(self, job: Any) -> BaseException | None:
+        """As ``call``, of one that is ``async def``: in a task of its own, within the worker's time limit."""
+        began, error = self._begin(), None
+        try:
+            await _run_apart(self._handle_async(job))
+        except BaseException as raised:  # noqa: BLE001  the same
+            error = raised
+        return self._end(began, error)
+
+    def _handle(self, job: Any) -> None:
+        self._decode_payload(job)
+        with self._spans.around_call([job]), self._spans.around_item(job):
+            if (returned := self._handler(job)) is not None:
+                _check_returned(self._worker, returned)
+
+    async def _handle_async(self, job: Any) -> None:
+        started: list[asyncio.Task[Any]] = []
+        _started.set(started)
+        self._decode_payload(job)
+        with self._spans.around_call([job]), self._spans.around_item(job):
+            if (returned := await _within_limit(self._handler(job), self._worker.limit)) is not None:
+                _check_returned(self._worker, returned)
+        _refuse_tasks(self._worker, started, [job])
+
+    def _decode_payload(self, job: Any) -> None:
+        if self._decode is not None:
+            set_payload(job, self._decode(job.data_json))
+
+    def _begin(self) -> float:
+        if self._observers:
+            self._observers(HandlerBegan(*self._names, 1))
+        return monotonic()
+
+    def _end(self, began: float, error: BaseException | None) -> BaseException | None:
+        if self._observers:
+            is_failure = error is not None and not isinstance(error, HandlerOutcome)
+            kind = type(driver_error(error)).__name__ if error is not None and is_failure else None
+            self._observers(HandlerEnded(*self._names, 1, monotonic() - began, kind))
+        return error
 
 
 def _decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
@@ -412,13 +497,13 @@ def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoo
     return log_error
 
 
-def _uses(task: asyncio.Task[Any], session: AsyncSession, items: Sequence[Any]) -> bool:
+def _uses(task: asyncio.Task[Any], session: AsyncSession | None, items: Sequence[Any]) -> bool:
     """True if the session, the items or one of them is a variable of the task's coroutine."""
     frame = getattr(task.get_coro(), "cr_frame", None)
     if frame is None or task is asyncio.current_task():
         return False
     held = frame.f_locals.values()
-    return any(each is session or each is items or _is_one(each, items) for each in held)
+    return any((each is session and session is not None) or each is items or _is_one(each, items) for each in held)
 
 
 def _is_one(value: object, items: Sequence[Any]) -> bool:

@@ -303,9 +303,35 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s
 -- Qualified: with the schema of each function and operator, it needs no settings of its own.
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        pg_catalog.cardinality(ARRAY(
-           SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::pg_catalog.int8[], %(staged_us)s)
+           SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::pg_catalog.int8[],
+                                          ARRAY[%(staged_us)s]::pg_catalog.int8[])
        ))::pg_catalog.text,
        (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
+
+-- :name finish_jobs
+-- Finishes jobs whose handlers have returned: a transaction of its own.  A job that was finished or cancelled before is missing.
+SELECT {schema}.finish_records(%(channel)s, %(ids)s::bigint[], %(staged)s::bigint[]);
+
+-- :name finish_jobs_with_results
+-- As `finish_jobs`; writes the results of those of the jobs that have one, and are finished here.
+WITH finished AS MATERIALIZED (
+    SELECT {schema}.finish_records(%(channel)s, %(ids)s::bigint[], %(staged)s::bigint[]) AS id
+), written AS (
+    INSERT INTO {schema}.job_results (record_id, channel, result)
+    SELECT id, %(channel)s, r.result::jsonb
+    FROM finished
+    JOIN unnest(%(with_results)s::bigint[], %(results)s::text[]) AS r (id, result) USING (id)
+    ON CONFLICT (record_id) DO UPDATE
+    SET channel = EXCLUDED.channel, result = EXCLUDED.result, done_at = EXCLUDED.done_at
+)
+SELECT id FROM finished;
+
+-- :name outstanding_jobs
+-- Those of the jobs that have been read which are neither finished nor cancelled.
+SELECT r.id
+FROM unnest(%(ids)s::bigint[], %(staged)s::bigint[]) AS j (id, staged_us),
+LATERAL (SELECT id, channel, created_at FROM {schema}.staged_records WHERE id = j.id OFFSET 0) r  -- a look-up by id
+WHERE r.channel = %(channel)s AND (extract(epoch FROM r.created_at) * 1000000)::bigint = j.staged_us;
 
 -- :name cancelled
 SELECT record_id

@@ -24,13 +24,16 @@ from typing_extensions import override
 
 from penstock.database.connections import ADAPTERS, silent_for
 from penstock.database.statements import quote_literal
-from penstock.database.transactions import Timeouts, guarded, handler_settings, set_local_in_one
+from penstock.database.transactions import Timeouts, guarded, handler_settings, own_settings, set_local_in_one
 
 _PIPELINES = psycopg.Pipeline.is_supported()
 _PARAMETER = re.compile(rb"%\((\w+)\)s")
 
 _IS_PREPARED = "penstock_is_prepared"
 """Key in the ``info`` of a connection on which the statement that begins transactions is prepared."""
+
+ALONE_LOCK_S = 0.2
+"""Longest wait for a lock, in seconds, of a statement that is a transaction of its own: others wait behind it."""
 
 Row = tuple[Any, ...]
 _Statement = tuple[bytes, Mapping[str, Any] | None]
@@ -81,6 +84,9 @@ class CommittingExecutor(Executor, Protocol):
         If it fails, nothing is committed.
         """
 
+    def execute_alone(self, query: bytes, params: Mapping[str, Any], /) -> StatementResult:
+        """Executes a statement that is a transaction of its own, with our settings and a short limit for locks: one message."""
+
     def release_locks(self) -> None:
         """Releases what a handler that has failed has locked for its session, which a rollback does not; outside of a transaction.
 
@@ -95,15 +101,24 @@ def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeout
     millisecond: the last statement of a batch does without, and so do the first and the last of a job's transaction.
     """
     driver = cast("Any", connection.connection).driver_connection
-    texts = _setting_texts(driver.info.server_version, idle_s, timeouts)
-    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, connection.info, *texts)
+    texts = _make_texts(driver.info.server_version, idle_s, timeouts)
+    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, connection.info, texts)
+
+
+class _Texts(NamedTuple):
+    """Texts of settings."""
+
+    before: bytes  # the statement before one of ours
+    after: bytes  # the one after it
+    opening: bytes  # the first words of the one that begins a transaction
+    alone: bytes  # the one before a statement that is a transaction of its own
 
 
 @cache
-def _setting_texts(server_version: int, idle_s: float, timeouts: Timeouts | None) -> tuple[bytes, bytes, bytes]:
-    """The statements before and after one of ours, and the first words of the one that begins a transaction."""
+def _make_texts(server_version: int, idle_s: float, timeouts: Timeouts | None) -> _Texts:
     settings = handler_settings(server_version, idle_s, timeouts)
-    return *guarded(settings), set_local_in_one(settings) + b","
+    alone = {**own_settings(server_version, timeouts), "lock_timeout": f"{round(ALONE_LOCK_S * 1000)}ms"}
+    return _Texts(*guarded(settings), set_local_in_one(settings) + b",", set_local_in_one(alone))
 
 
 @lru_cache(maxsize=256)
@@ -190,19 +205,18 @@ def _raise_failure(results: Iterable[PGresult]) -> None:
 class _Guarded(ABC):
     adapters = ADAPTERS  # not the connection's own, which a handler, or the application, may have changed
 
-    def __init__(self, connection: Any, info: dict[str, Any], before: bytes, after: bytes, opening: bytes) -> None:
-        self.connection, self._info = connection, info
-        self._before, self._after, self._opening = before, after, opening
+    def __init__(self, connection: Any, info: dict[str, Any], texts: _Texts) -> None:
+        self.connection, self._info, self._texts = connection, info, texts
         self._silence_s = connection.longest_silence_s  # made before the handler is called, which may wait for longer
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
-        return self._run([(self._before, None), (query, params), (self._after, None)])
+        return self._run([(self._texts.before, None), (query, params), (self._texts.after, None)])
 
     def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
         return self._run([(query, params)], commits=True).rowcount
 
     def begin_with(self, query: bytes, params: Mapping[str, str | int], /) -> Row:
-        own, pgconn = query.replace(b"SELECT", self._opening, 1), self.connection.pgconn
+        own, pgconn = query.replace(b"SELECT", self._texts.opening, 1), self.connection.pgconn
         if pgconn.pipeline_status:  # the handler's own, around its first statement
             return cast("Row", self._run([(own, params)]).fetchone())
         values = _literals(params)
@@ -231,6 +245,9 @@ class _Guarded(ABC):
         if self.connection.prepare_threshold is not None:
             self._exchange(b"SELECT pg_catalog.pg_advisory_unlock_all()")
 
+    def execute_alone(self, query: bytes, params: Mapping[str, Any], /) -> StatementResult:
+        return self._wait(self._steps([(self._texts.alone, None), (query, params)], begins=False))
+
     def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
         """Executes one or three statements, sent as one message; the result of the one in the middle."""
         return self._wait(self._steps(statements, commits=commits))
@@ -248,9 +265,11 @@ class _Guarded(ABC):
         results: list[PGresult] = yield from execute(self.connection.pgconn)
         return results
 
-    def _steps(self, statements: Sequence[_Statement], *, commits: bool) -> _Steps[StatementResult]:
+    def _steps(
+        self, statements: Sequence[_Statement], *, commits: bool = False, begins: bool = True
+    ) -> _Steps[StatementResult]:
         pgconn, transformer = self.connection.pgconn, Transformer(self)
-        is_begun = pgconn.transaction_status != TransactionStatus.IDLE
+        is_begun = not begins or pgconn.transaction_status != TransactionStatus.IDLE
         begin: _Command = partial(pgconn.send_query_params, _begin(self.connection), None)
         commands = [] if is_begun else [begin]
         places = []

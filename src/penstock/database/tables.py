@@ -43,7 +43,7 @@ DOMAINS = ("staged_action", "staged_channel", "staged_created_at", "staged_key",
 FUNCTIONS = {
     "journal_bounds": "(text, integer)",
     "journal_entries": "(text, integer, bigint, bigint)",
-    "finish_records": "(text, bigint[], bigint)",
+    "finish_records": "(text, bigint[], bigint[])",
     "cancel_jobs": "(text, bigint[], text, text)",
     "check_channel": "(text, text, integer)",
     "move_jobs": "(text, bigint[], timestamptz)",

@@ -10,7 +10,14 @@ from typing import Any, Literal, cast, get_args
 
 from typing_extensions import override
 
-from penstock.declaring.handlers import Handler, Isolation, Trace, check_handler, is_async
+from penstock.declaring.handlers import (
+    Handler,
+    Isolation,
+    Trace,
+    check_handler,
+    is_async,
+    takes_session,
+)
 from penstock.declaring.kinds import (
     Channel,
     Seconds,
@@ -214,7 +221,7 @@ class ConsumerSpec:
 
     def __post_init__(self) -> None:
         checked_consumer(self.name)
-        check_handler(self.name, self.handler)
+        check_handler(self.name, self.handler, of_jobs=isinstance(self, WorkerSpec))
         self._check_shape()
         if self.payload is not None:
             check_payload(self.whose, self.payload)
@@ -268,10 +275,17 @@ class ConsumerSpec:
         """True if the handler is ``async def``."""
         return is_async(self.handler)
 
+    @property
+    def takes_session(self) -> bool:
+        """True if the handler is called with a session, in a transaction; that of a worker may take the job alone."""
+        return not isinstance(self, WorkerSpec) or takes_session(self.handler)
+
 
 @dataclass(frozen=True)
 class WorkerSpec(ConsumerSpec):
     """A consumer of a queue: ``handler(session, job)`` does a job in the transaction that ends it.
+
+    ``handler(job)`` does it without a transaction: its end is committed afterwards, with others.
 
     Of ``ConsumerSpec`` it has ``name``, ``channel``, ``handler``, ``payload``, ``on_poison``,
     ``halt_after``, ``isolation``, ``idle_timeout`` and ``trace``.
@@ -281,7 +295,8 @@ class WorkerSpec(ConsumerSpec):
             that a server was not there for, do not count.  A process that dies, or a handler that
             hangs, has made an attempt.
         concurrency: Jobs that a process works on at the same time: in as many threads, or, if the
-            handler is ``async def``, tasks of one event loop.  Each has a connection to Postgres.
+            handler is ``async def``, tasks of one event loop.  Each has a connection to
+            Postgres, unless the handler takes no session.
         lease: Time after which another process gets the jobs of one that died.  While a process
             lives it extends them.
         limit: Longest time for one job: after it, others may do the job, and this attempt cannot

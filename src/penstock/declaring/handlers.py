@@ -126,8 +126,24 @@ def default_name(handler: object) -> str:
     return name
 
 
-def check_handler(consumer: str, handler: object) -> None:
-    """Checks that a call with a session and the items runs the handler's body."""
+def takes_session(handler: Handler) -> bool:
+    """Returns whether a worker's handler takes a session before the job."""
+    return _why_not_callable(handler, 2) is None or _why_not_callable(handler, 1) is not None
+
+
+def _why_not_callable(handler: Handler, arguments: int) -> TypeError | None:
+    """Returns why a function cannot be called with so many arguments; None if it can."""
+    try:
+        inspect.signature(handler).bind(*[None] * arguments)
+    except TypeError as error:
+        return error
+    except ValueError:  # a built-in that does not tell its signature
+        return None
+    return None
+
+
+def check_handler(consumer: str, handler: object, *, of_jobs: bool = False) -> None:
+    """Checks that a call with a session and the items, or a job alone, runs the handler's body."""
     if not callable(handler):
         raise DeclarationError(
             f"consumer {consumer}: the handler is a {type(handler).__name__}, which is not callable"
@@ -137,15 +153,12 @@ def check_handler(consumer: str, handler: object) -> None:
             f"consumer {consumer}: the handler contains `yield`, so calling it does nothing. "
             "Loop over the records instead, or have it take one at a time: each=True"
         )
-    try:
-        inspect.signature(handler).bind(None, None)
-    except TypeError as error:
+    if (error := _why_not_callable(handler, 2)) is not None and not (of_jobs and not takes_session(handler)):
+        alone = ", or with the job alone" if of_jobs else ""
         raise DeclarationError(
             f"consumer {consumer}: the handler is called with two arguments, the session and what "
-            f"to handle, and cannot be: {error}"
+            f"to handle{alone}, and cannot be: {error}"
         ) from error
-    except ValueError:  # a built-in that does not tell its signature
-        return
 
 
 def _is_generator(handler: Handler) -> bool:
@@ -221,10 +234,42 @@ class Around:
 
 
 def surround(handler: Handler, around: Sequence[Around]) -> Handler:
-    """Wraps the handler in its middleware; the first is the outermost."""
+    """Wraps the handler in its middleware; the first is the outermost.
+
+    What is around a handler that takes a job alone gets None for the session.
+    """
+    called = handler if takes_session(handler) else _with_session(handler)
     for layer in reversed(around):
-        handler = layer.wrap(handler)
-    return handler
+        called = layer.wrap(called)
+    return called if takes_session(handler) else _without_session(handler, called)
+
+
+def _with_session(handler: Any) -> Handler:
+    """A handler of a job alone, as one that is called with a session, too."""
+
+    @wraps(handler)
+    def called(_: object, job: Any) -> object:
+        return handler(job)
+
+    @wraps(handler)
+    async def called_async(_: object, job: Any) -> object:
+        return await handler(job)
+
+    return called_async if is_async(handler) else called
+
+
+def _without_session(handler: Any, surrounded: Any) -> Handler:
+    """What surrounds a handler of a job alone, as one that is called as the handler is."""
+
+    @wraps(handler)
+    def called(job: Any) -> object:
+        return surrounded(None, job)
+
+    @wraps(handler)
+    async def called_async(job: Any) -> object:
+        return await surrounded(None, job)
+
+    return called_async if is_async(handler) else called
 
 
 def _surround(handler: Any, middleware: Any) -> Handler:
@@ -272,6 +317,7 @@ def _bridge(handler: Any, middleware: Any) -> Handler:
         def handle(_: object, items: Any) -> object:
             return await_only(handler(session, items))
 
-        return await greenlet_spawn(_surround(handle, middleware), session.sync_session, items)
+        plain = None if session is None else session.sync_session
+        return await greenlet_spawn(_surround(handle, middleware), plain, items)
 
     return called

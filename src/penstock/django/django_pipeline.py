@@ -125,12 +125,16 @@ class DjangoPipeline(Pipeline):
 
 
 def _call_within(using: str, call: Any, session: Any, items: Any) -> Any:
+    if session is None:  # a job's handler without a transaction: its ORM commits by itself
+        return call(session, items)
     from penstock.django.orm_connection import call_within  # noqa: PLC0415  psycopg
 
     return call_within(using, call, session, items)
 
 
 async def _call_within_async(using: str, call: Any, session: Any, items: Any) -> Any:
+    if session is None:
+        return await call(session, items)
     from penstock.django.orm_connection import call_within_async  # noqa: PLC0415  the same
 
     return await call_within_async(using, call, session, items)

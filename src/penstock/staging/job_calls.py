@@ -8,7 +8,7 @@ send_receipt.stage(session, SendReceipt(ride_id=17), tenant="account-7")
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from sqlalchemy.orm import Session
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from penstock.staging.explicit import AsyncTarget
 
-_Session = TypeVar("_Session")
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-class DeclaredWorker(Generic[_Session, _Result, Payload]):
+class DeclaredWorker(Generic[_Arguments, _Result, Payload]):
     """A worker's function, as ``pipeline.worker`` leaves it: called as before, it also stages jobs.
 
     Attributes:
@@ -58,9 +58,9 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
     def __reduce__(self) -> str:
         return str(vars(self)["__qualname__"])  # as a function: by its name in its module
 
-    def __call__(self, session: _Session, job: Job[Payload], /) -> _Result:
+    def __call__(self, *arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
         """Calls the function, as in a test."""
-        result: _Result = self.handler(session, job)  # type: ignore[assignment]  # what the decorator has checked
+        result: _Result = self.handler(*arguments, **options)  # type: ignore[assignment]  # what the decorator has checked
         return result
 
     def stage_many(  # noqa: PLR0913  what jobs have in common
@@ -251,7 +251,7 @@ class DeclaredWorker(Generic[_Session, _Result, Payload]):
 
 
 class JobDecorator(Protocol[Payload]):
-    """Takes ``handler(session, job)`` of a worker, plain or ``async def``.
+    """Takes ``handler(session, job)`` or ``handler(job)`` of a worker, plain or ``async def``.
 
     It may return an outcome.
     """
@@ -259,9 +259,19 @@ class JobDecorator(Protocol[Payload]):
     @overload
     def __call__(
         self, handler: Callable[[Session, Job[Payload]], HandlerOutcome | None], /
-    ) -> DeclaredWorker[Session, HandlerOutcome | None, Payload]: ...
+    ) -> DeclaredWorker[[Session, Job[Payload]], HandlerOutcome | None, Payload]: ...
 
     @overload
     def __call__(
         self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[HandlerOutcome | None]], /
-    ) -> DeclaredWorker["AsyncSession", Awaitable[HandlerOutcome | None], Payload]: ...
+    ) -> DeclaredWorker[["AsyncSession", Job[Payload]], Awaitable[HandlerOutcome | None], Payload]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Job[Payload]], HandlerOutcome | None], /
+    ) -> DeclaredWorker[[Job[Payload]], HandlerOutcome | None, Payload]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Job[Payload]], Awaitable[HandlerOutcome | None]], /
+    ) -> DeclaredWorker[[Job[Payload]], Awaitable[HandlerOutcome | None], Payload]: ...

@@ -154,14 +154,14 @@ def within(
     handler: Callable[..., Any] = consumer.handler
 
     @wraps(handler)
-    def called(session: Any, records: Any) -> object:
-        with context(records):
-            return handler(session, records)
+    def called(*arguments: Any) -> object:
+        with context(arguments[-1]):
+            return handler(*arguments)
 
     @wraps(handler)
-    async def called_async(session: Any, records: Any) -> object:
-        with context(records):
-            return await handler(session, records)
+    async def called_async(*arguments: Any) -> object:
+        with context(arguments[-1]):
+            return await handler(*arguments)
 
     return replace(consumer, handler=called_async if consumer.is_async else called)
 

@@ -12,7 +12,7 @@ from penstock.channels.isolation import UNUSABLE
 from penstock.channels.queue.queue_reader import QueueReader
 from penstock.channels.queue.shard import ITEMS
 from penstock.consuming.queue.outbox import Ended, Outbox
-from penstock.consuming.queue.worker_slots import Prefetch
+from penstock.consuming.queue.prefetch import Prefetch
 from penstock.errors import PenstockError
 from penstock.parallel import Backoff
 
@@ -61,13 +61,15 @@ class Acknowledger:
         self._outbox.settled(left)  # those leases end by themselves
 
     def _collect(self, wait_s: float | None) -> list[Ended | None]:
-        """The next ended jobs, at most ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
+        """The next ended jobs, about ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
         with suppress(queue.Empty):
-            batch = [self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))]
-            if (together_s := self._prefetch.together_s()) > 0.0:
+            ended = self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))
+            batch: list[Ended | None] = [None] if ended is None else [*ended]
+            if len(batch) == 1 and (together_s := self._prefetch.together_s()) > 0.0:
                 sleep(together_s)
-            while len(batch) < ITEMS and not self._outbox.ended.empty():
-                batch.append(self._outbox.ended.get())
+            while len(batch) < ITEMS and batch[-1] is not None and not self._outbox.ended.empty():
+                ended = self._outbox.ended.get()
+                batch += [None] if ended is None else ended
             return batch
         return []
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import psycopg
 import structlog
@@ -29,12 +29,12 @@ from penstock.consuming.delivery import (
     Unavailable,
     decide,
 )
-from penstock.consuming.failures import FailureLog, NotApplied, reason
+from penstock.consuming.failures import FailureLog, NotApplied, find_outcome, reason
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
-from penstock.consuming.queue.outbox import Ended
+from penstock.consuming.queue.outbox import Ended, HandledJob
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
@@ -55,6 +55,21 @@ class Waiter(Protocol):
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Calls a function that waits for the network."""
+
+
+class InThread:
+    """Waits in a thread."""
+
+    def __init__(self, stopping: Event) -> None:
+        self._stopping = stopping
+
+    def pause(self, seconds: float) -> bool:
+        """Waits; true if the worker is to stop."""
+        return self._stopping.wait(seconds)
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Calls the function."""
+        return function()
 
 
 class RetryStates:
@@ -94,39 +109,91 @@ class SharedParts:
     notes: JobNotes
     stopping: Event  # set while no job is to be tried again
 
+    def is_halted(self, lease: Lease) -> bool:
+        """True if the job's shard was halted since it was read."""
+        return lease.message.shard in self.states.halted
+
+    def read(self, lease: Lease) -> Job[Any] | None:
+        """Returns the job; None if the message was not written by a pipeline."""
+        message = lease.message
+        if (identity := read_identity(message.id, message.headers)) is None:
+            return None
+        record, staged_us = identity
+        return Job(
+            self.worker.channel.name,
+            Shard(message.shard),
+            record,
+            message.tenant,
+            message.key,
+            message.attempts,
+            message.payload.decode(errors="replace"),
+            message.headers,
+            message.since_ms,
+            message.deadline_ms,
+            staged_us,
+            lambda: lease.is_stale,
+            partial(self.notes.note_progress, record),
+            lambda: message.id in self.states.cancelled,
+        )
+
+    def may_begin(self, job: Job[Any] | None) -> TypeGuard[Job[Any]]:
+        """True if there is a job, and an attempt left to it."""
+        return job is not None and job.attempts <= self.worker.attempts
+
 
 class JobDeliverer:
-    """Delivers jobs, one after the other, in a slot of a worker."""
+    """Delivers jobs, one after the other, in a slot of a worker; or ends those whose handlers take no session."""
 
     def __init__(self, parts: SharedParts, waiter: Waiter) -> None:
-        self._worker, self._waiter = parts.worker, waiter
-        self._transaction = JobTransaction(parts.setup, server_start_us=parts.server_start_us)
+        self._parts, self._worker, self._waiter = parts, parts.worker, waiter
+        self.transaction = JobTransaction(parts.setup, server_start_us=parts.server_start_us)
         self._letters = JobDeadLetters(parts.worker, parts.setup.scope)
         self._policy = Policy(parts.worker.attempts, parts.worker.on_poison)
-        self._states, self._notes = parts.states, parts.notes
+        self._states = parts.states
 
     def deliver(self, lease: Lease) -> Ended:
         """Attempts a job until it can be settled; gives it back if its shard was halted since it was read."""
-        if lease.message.shard in self._states.halted:
+        if self._parts.is_halted(lease):
             return released(lease)
-        ended = self._deliver(lease)
+        job = self._parts.read(lease)
+        return self._note_halted(
+            lease, self._deliver(lease, job) if self._parts.may_begin(job) else self._refuse(lease, job)
+        )
+
+    def end(self, handled: HandledJob) -> Ended:
+        """Ends a job whose handler takes no session, and has failed, or said an outcome, or was not to be called."""
+        return self._note_halted(handled.lease, self._end(handled))
+
+    def _note_halted(self, lease: Lease, ended: Ended) -> Ended:
         if ended.halted is not None:
             self._states.halted.add(lease.message.shard)
         return ended
 
-    def _deliver(self, lease: Lease) -> Ended:
-        if (job := self._read(lease)) is None:
+    def _refuse(self, lease: Lease, job: Job[Any] | None) -> Ended:
+        if job is None:
             return _ended(lease, Counts(dead=1), "dead", reason="it is no record of a pipeline")
-        if job.attempts > self._worker.attempts:
-            attempts = self._worker.attempts
-            why = (
-                f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, or its worker died"
-            )
-            return self._dead_letter(lease, job, why, attempts, "HandlerHung")
+        attempts = self._worker.attempts
+        why = f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, or its worker died"
+        return self._dead_letter(lease, job, why, attempts, "HandlerHung")
+
+    def _end(self, handled: HandledJob) -> Ended:
+        lease, job, error = handled.lease, handled.job, handled.error
+        if not self._parts.may_begin(job):
+            return self._refuse(lease, job)
+        state = self._states.take(lease)
+        if job.is_cancelled or isinstance(error, Cancel):
+            return self._cancel(lease, job, state)
+        if isinstance(error, HandlerOutcome) and not (isinstance(error, Snooze) and error.after_s is None):
+            return self._settle(lease, job, error, state)
+        assert error is not None
+        following = self._after(lease, job, state, NotApplied(find_outcome(error), error))
+        return following if isinstance(following, Ended) else _back(lease)
+
+    def _deliver(self, lease: Lease, job: Job[Any]) -> Ended:
         state = self._states.take(lease)
         while True:
             try:
-                done = self._transaction.apply_job(job, lambda: self._may_commit(lease, job))
+                done = self.transaction.apply_job(job, lambda: self._may_commit(lease, job))
             except NotApplied as failed:
                 forget_parsed(job)
                 if job.is_cancelled:
@@ -140,30 +207,7 @@ class JobDeliverer:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._transaction.close()
-
-    def _read(self, lease: Lease) -> Job[Any] | None:
-        """The job; None if the message was not written by a pipeline."""
-        message = lease.message
-        if (identity := read_identity(message.id, message.headers)) is None:
-            return None
-        record, staged_us = identity
-        return Job(
-            self._worker.channel.name,
-            Shard(message.shard),
-            record,
-            message.tenant,
-            message.key,
-            message.attempts,
-            message.payload.decode(errors="replace"),
-            message.headers,
-            message.since_ms,
-            message.deadline_ms,
-            staged_us,
-            lambda: lease.is_stale,
-            partial(self._notes.note_progress, record),
-            lambda: message.id in self._states.cancelled,
-        )
+        self.transaction.close()
 
     def _is_ours(self, lease: Lease) -> bool:
         return self._waiter.call(lease.confirm)
@@ -194,7 +238,7 @@ class JobDeliverer:
         """Finishes a job without an effect; the handler's reason may hold a payload, and is not logged."""
         log.info("cancelled", consumer=self._worker.name, item=job.place)
         try:
-            ending = self._transaction.finish(job, lambda: self._is_ours(lease))
+            ending = self.transaction.finish(job, lambda: self._is_ours(lease))
         except NotApplied as failed:
             if isinstance(failed.outcome, Conflict | Unavailable):  # it is asked again, since nothing has happened
                 return self._put_back(lease, state, failed, MAX_PAUSE_S)
@@ -210,7 +254,9 @@ class JobDeliverer:
         match decide(self._policy, 1, state, outcome):
             case Retry(_, known) if known.failures > state.failures:
                 return retried(lease, self._worker, failed.kind)
-            case Retry(after_s, known) as retry if is_long(retry) or isinstance(outcome, AskedToWait):
+            case Retry(after_s, known) as retry if (
+                is_long(retry) or isinstance(outcome, AskedToWait) or not self._worker.takes_session
+            ):
                 return self._put_back(lease, known, failed, after_s)
             case Retry(after_s, known):
                 return _back(lease) if self._waiter.pause(spread(after_s)) else known
@@ -248,9 +294,9 @@ class JobDeliverer:
             return _back(lease, halted=written.halted)
         if written.is_written:
             where = self._worker.name, job.channel, job.shard, kind
-            self._transaction.observers(DeadLettered(*where))
+            self.transaction.observers(DeadLettered(*where))
             if written.halted is not None:
-                self._transaction.observers(ShardHalted(*where))
+                self.transaction.observers(ShardHalted(*where))
         ended = _ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
         return replace(ended, halted=written.halted, error=kind)
 
@@ -261,12 +307,12 @@ class JobDeliverer:
             self._write(shard, self._letters.halt(shard, said))
         except NotApplied as failed:  # it fails again, and halts then
             return self._put_back(lease, self._states.take(lease), failed, MAX_PAUSE_S)
-        self._transaction.observers(ShardHalted(self._worker.name, job.channel, job.shard, kind))
+        self.transaction.observers(ShardHalted(self._worker.name, job.channel, job.shard, kind))
         return _back(lease, halted=said)
 
     def _write(self, shard: ShardName, plan: Planner[Result]) -> Result:
         """Writes to a checkpoint's row, as soon as nobody else does."""
-        return retry_conflicts(lambda: self._transaction.apply([shard], plan), self._waiter.pause)
+        return retry_conflicts(lambda: self.transaction.apply([shard], plan), self._waiter.pause)
 
 
 def _shard(job: Job[Any]) -> ShardName:
@@ -275,6 +321,25 @@ def _shard(job: Job[Any]) -> ShardName:
 
 def _ended(lease: Lease, counts: Counts, outcome: str, **more: Any) -> Ended:
     return Ended(lease, counts, lease.held.settlement(outcome, **more))
+
+
+_APPLIED, _SKIPPED, _STALE = Counts(applied=1), Counts(skipped=1), Counts(stale=1)
+
+
+def finished(handled: HandledJob, *, is_new: bool) -> Ended:
+    """Ends a job whose record was finished: now, or before."""
+    settlement = handled.lease.held.settlement("done", seconds=handled.took_s)
+    return Ended(handled.lease, _APPLIED if is_new else _SKIPPED, settlement, at=handled.at)
+
+
+def skipped(lease: Lease) -> Ended:
+    """Ends a job that was finished or cancelled before its handler was called."""
+    return Ended(lease, _SKIPPED, lease.held.settlement("done", seconds=0.0))
+
+
+def stale(handled: HandledJob) -> Ended:
+    """Ends a job that another worker may have: nothing was written."""
+    return Ended(handled.lease, _STALE, None, at=handled.at)
 
 
 def _back(lease: Lease, after_s: float = 0.0, halted: str | None = None) -> Ended:

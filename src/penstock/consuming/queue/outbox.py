@@ -1,6 +1,7 @@
 """The outbox of a worker's slots: ended jobs, on their way to the queue, and what became of them.
 
     slot  →  put  →  acknowledger  →  settled  →  collect: the worker's own thread
+    slot  →  note_handled  →  finisher  →  put  →  …  if the handler takes no session
 
 Errors of all threads are here, too, for that thread.  It also puts jobs in itself, those that it gives back.  Of a job that
 it takes from a handler that hangs, only the first end counts.
@@ -11,10 +12,12 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Condition
 from time import monotonic
+from typing import Any
 
 from penstock.channels.queue.queue_reader import Lease
 from penstock.channels.queue.shard import Settlement
 from penstock.consuming.delivery import Counts
+from penstock.declaring.outcomes import Job
 from penstock.errors import ServerReplaced, ServerUnavailable
 
 NEWEST_WEIGHT = 0.1
@@ -40,18 +43,32 @@ class Ended:
         return self.settlement is not None and self.settlement.outcome == "release"
 
 
+@dataclass(frozen=True, slots=True)
+class HandledJob:
+    """A job whose handler takes no session, once that has returned."""
+
+    lease: Lease
+    job: Job[Any] | None  # None if the message was not written by a pipeline
+    error: BaseException | None = None  # what the handler raised, or the outcome that it returned
+    result: str | None = None  # as JSON, if the handler has set one
+    took_s: float = 0.0  # how long it took, in seconds
+    at: float = field(default_factory=monotonic)  # monotonic time when it returned, in seconds
+
+
 class Outbox:
     """Ended jobs of one worker; the error that ends it; the mean time of a job, in seconds, None before the first one."""
 
     def __init__(self) -> None:
         self._changed = Condition()
         self._expected: set[Lease] = set()
+        self._handled: set[Lease] = set()  # those of them whose handlers have returned, and whose end is not committed
         self._has_alone = False
         self._settling = 0
         self._settled: list[Ended] = []
         self._wakes_below = 0
         self._away: ServerUnavailable | None = None
-        self.ended: SimpleQueue[Ended | None] = SimpleQueue()  # for the acknowledger; after None there is no more
+        # for the acknowledger, several together; after None there is no more
+        self.ended: SimpleQueue[Sequence[Ended] | None] = SimpleQueue()
         self.error: BaseException | None = None
         self.job_s: float | None = None
 
@@ -59,6 +76,16 @@ class Outbox:
     def expected(self) -> int:
         """Number of jobs that were read, and have not ended."""
         return len(self._expected)
+
+    @property
+    def unhandled(self) -> int:
+        """Number of jobs that were read, and wait for a slot or are at work."""
+        return len(self._expected) - len(self._handled)
+
+    @property
+    def handled(self) -> int:
+        """Number of jobs whose handlers have returned, and whose end is not committed."""
+        return len(self._handled)
 
     @property
     def is_alone(self) -> bool:
@@ -81,22 +108,43 @@ class Outbox:
             self._expected.update(leases)
             self._has_alone = any(lease.message.is_alone for lease in leases)
 
+    def note_handled(self, lease: Lease, took_s: float) -> None:
+        """Notes that the handler of a job has returned, after so many seconds: its slot has another."""
+        with self._changed:
+            if lease in self._expected:
+                self._handled.add(lease)
+                self._note_time(took_s)
+                self._wake()
+
     def put(self, ended: Ended) -> None:
         """Has a job settled, unless it has ended before."""
-        if ended.failure is not None:
-            self.fail(ended.failure)
+        self.put_all([ended])
+
+    def put_all(self, ended: Sequence[Ended]) -> None:
+        """Has jobs settled that have ended together, without those that had ended before."""
+        for job in ended:
+            if job.failure is not None:
+                self.fail(job.failure)
         with self._changed:
-            if ended.lease not in self._expected:
-                return
-            self._settling += 1  # first, since it is read without the lock: no moment must look idle
-            self._expected.remove(ended.lease)
-            if not ended.is_released:
-                took_s = ended.at - ended.lease.held.begun_at
-                mean_s = took_s if self.job_s is None else self.job_s
-                self.job_s = mean_s + NEWEST_WEIGHT * (took_s - mean_s)
-            if len(self._expected) < self._wakes_below:
-                self._changed.notify_all()
-        self.ended.put(ended)
+            new = [job for job in ended if job.lease in self._expected]
+            self._settling += len(new)  # first, since it is read without the lock: no moment must look idle
+            for job in new:
+                self._expected.remove(job.lease)
+                if job.lease in self._handled:
+                    self._handled.remove(job.lease)
+                elif not job.is_released:
+                    self._note_time(job.at - job.lease.held.begun_at)
+            self._wake()
+        if new:
+            self.ended.put(new)
+
+    def _note_time(self, took_s: float) -> None:
+        mean_s = took_s if self.job_s is None else self.job_s
+        self.job_s = mean_s + NEWEST_WEIGHT * (took_s - mean_s)
+
+    def _wake(self) -> None:
+        if self.unhandled < self._wakes_below:
+            self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """Tells the worker's own thread of an error: it waits for a server that does not answer, and any other ends the worker."""
@@ -128,11 +176,11 @@ class Outbox:
             return error
 
     def wait(self, seconds: float, below: int = 0) -> None:
-        """Waits until fewer jobs than ``below`` are expected, or the last of all is settled, or something is wrong."""
+        """Waits until fewer jobs than ``below`` are unhandled, or the last of all is settled, or something is wrong."""
         with self._changed:
             self._wakes_below = below
             all_settled = self._settled and not (self._expected or self._settling)
-            if not all_settled and self.error is None and self._away is None and len(self._expected) >= below:
+            if not all_settled and self.error is None and self._away is None and self.unhandled >= below:
                 self._changed.wait(max(0.0, seconds))
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ Its own thread reads and looks after the slots; the slots work; one thread ackno
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event
@@ -16,24 +16,26 @@ from typing_extensions import override
 
 from penstock.channels.isolation import UNUSABLE, isolated
 from penstock.channels.queue.declared_limits import NewestLimits
-from penstock.channels.queue.queue_reader import QueueReader
+from penstock.channels.queue.queue_reader import Lease, QueueReader
 from penstock.channels.queue.shard import QueueShape, worker_name
 from penstock.channels.queue.shard import run as run_steps
 from penstock.consuming.delivery import Consumed
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.acknowledger import Acknowledger
+from penstock.consuming.queue.finisher import Finisher
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
-from penstock.consuming.queue.job_deliverer import RetryStates, SharedParts, released
+from penstock.consuming.queue.job_deliverer import RetryStates, SharedParts, released, skipped
 from penstock.consuming.queue.job_notes import JobCounts, JobNotes
 from penstock.consuming.queue.outbox import Outbox
-from penstock.consuming.queue.worker_slots import HungSlots, Prefetch, find_working, make_slots
+from penstock.consuming.queue.prefetch import Prefetch, find_working
+from penstock.consuming.queue.worker_slots import HungSlots, make_slots
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
-from penstock.database.driver_errors import CONFLICTS
+from penstock.database.driver_errors import CONFLICTS, describe
 from penstock.database.registry import read_queue_limits
-from penstock.database.statements import statements
+from penstock.database.statements import int_array, statements
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import read_identity
@@ -120,9 +122,11 @@ class QueueWorker(Worker):
         before_abandoned[self] = self._reader.close
         self._leave_out_shards()
         parts = SharedParts(self._spec, self._setup, self._server_start_us, self._states, self._notes, self._stopping)
-        self._slots = make_slots(parts, self._outbox)
+        self._prefetch = Prefetch(self._spec, self._outbox)
+        self._finisher = None if self._spec.takes_session else Finisher(parts, self._outbox, self._prefetch)
+        self._slots = make_slots(parts, self._outbox, self._finisher)
+        self._prefetch.slots = self._slots.slots
         self._hung = HungSlots(self._spec, self._slots, self._outbox)
-        self._prefetch = Prefetch(self._spec.concurrency, self._slots, self._outbox)
         self._acknowledger = Acknowledger(self._reader, self._outbox, self._prefetch)
         for _ in range(self._spec.concurrency):
             self._slots.start()
@@ -198,9 +202,39 @@ class QueueWorker(Worker):
         self._taken += len(leases)
         self._may_have_more = bool(leases)
         self._outbox.expect(leases)
-        self._slots.inbox.put(leases)
+        self._slots.inbox.put(leases if self._spec.takes_session else self._find_outstanding(leases))
         if self._outbox.is_idle:
             self._backoff.reset()
+
+    def _find_outstanding(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Returns the leases whose jobs are neither finished nor cancelled: no transaction keeps the others from being handled.
+
+        While Postgres cannot tell, no job is begun.
+        """
+        identities = {lease: read_identity(lease.message.id, lease.message.headers) for lease in leases}
+        pipelines = [identity for identity in identities.values() if identity is not None]
+        if not pipelines:
+            return [*leases]
+        values = {
+            "channel": self._shape.name,
+            "ids": int_array(record for record, _ in pipelines),
+            "staged": int_array(staged_us for _, staged_us in pipelines),
+        }
+        sql = statements("penstock.consuming", self._scope.schema)["outstanding_jobs"]
+        assert self._transaction is not None
+        try:
+            rows = self._transaction.read(lambda executor: executor.execute(sql, values).fetchall())
+        except (ServerUnavailable, *CONFLICTS) as error:
+            for lease in leases:
+                self._outbox.put(released(lease))
+            if isinstance(error, ServerReplaced):
+                raise
+            self._rest_after(error if isinstance(error, ServerUnavailable) else ServerUnavailable(describe(error)))
+            return []
+        outstanding = {number for (number,) in rows}
+        gone = [lease for lease, known in identities.items() if known is not None and known[0] not in outstanding]
+        self._outbox.put_all([skipped(lease) for lease in gone])
+        return [lease for lease in leases if lease not in set(gone)]
 
     def _rest_s(self) -> float:
         """Seconds to read nothing, after a server did not answer."""
@@ -365,6 +399,8 @@ class QueueWorker(Worker):
         if reader is not None:
             self._stop_jobs()
             self._slots.close(self._spec.concurrency, GRACE_S)
+            if self._finisher is not None:
+                self._finisher.close()
             self._acknowledger.close()
             self._collect()
             with suppress(PenstockError):  # they are counts, and leases that end by themselves

@@ -5,7 +5,7 @@ handler hangs is replaced by another, and ends once its handler returns.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event, Thread
@@ -14,18 +14,26 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.util import await_only, greenlet_spawn
+from typing_extensions import override
 
 from penstock.channels.queue.queue_reader import Lease
-from penstock.consuming.handler import exit_text, task_error_log
+from penstock.consuming.failures import is_exit
+from penstock.consuming.handler import JobCaller, exit_text, note_tasks, task_error_log
+from penstock.consuming.queue.finisher import Finisher
 from penstock.consuming.queue.inbox import Inbox, TaskInbox, ThreadInbox
-from penstock.consuming.queue.job_deliverer import JobDeliverer, SharedParts, released, retried
-from penstock.consuming.queue.outbox import Ended, Outbox
+from penstock.consuming.queue.job_deliverer import InThread, JobDeliverer, SharedParts, Waiter, released, retried
+from penstock.consuming.queue.job_transaction import encode_result
+from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox
+from penstock.consuming.queue.prefetch import find_working
 from penstock.declaring.declarations import WorkerSpec
-from penstock.errors import HandlerExited, HandlerHung
+from penstock.declaring.outcomes import Job
+from penstock.errors import HandlerExited, HandlerHung, InvalidRecord
 
 log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
+
+_MakeSlot = Callable[[Waiter], "WorkerSlot"]
 
 POLL_S = 0.05
 """Longest wait of a task, in seconds, before it notices a stop."""
@@ -72,6 +80,63 @@ class WorkerSlot:
             self._deliverer.close()
 
 
+class CallingSlot(WorkerSlot):
+    """Calls handlers that take no session: it has no connection, and the finisher ends its jobs."""
+
+    def __init__(self, parts: SharedParts, outbox: Outbox, finisher: Finisher, caller: JobCaller) -> None:
+        self._worker, self._outbox, self._parts = parts.worker, outbox, parts
+        self._finisher, self._caller = finisher, caller
+        self.lease = None
+        self.is_abandoned = self.is_cancelled = self.has_ended = False
+
+    @override
+    def deliver(self, lease: Lease) -> None:
+        if (job := self._begin(lease)) is not None:
+            self._end(lease, job, self._caller.call(job))
+
+    async def deliver_async(self, lease: Lease) -> None:
+        """As ``deliver``, in a task."""
+        if (job := self._begin(lease)) is not None:
+            self._end(lease, job, await self._caller.call_async(job))
+
+    @override
+    def close(self) -> None:
+        self.has_ended = True
+
+    def _begin(self, lease: Lease) -> Job[Any] | None:
+        """Returns the job that its handler is to be called with; ends any other."""
+        lease.begin()
+        if self._finisher.is_waiting or self._parts.is_halted(lease):
+            self._outbox.put(released(lease))
+            return None
+        job = self._parts.read(lease)
+        if not self._parts.may_begin(job):
+            self._finisher.put(HandledJob(lease, job))
+            return None
+        self.lease = lease
+        return job
+
+    def _end(self, lease: Lease, job: Job[Any], error: BaseException | None) -> None:
+        self.lease = None
+        if error is not None and is_exit(error):
+            self._outbox.put(self._exited(lease, error))
+            return
+        result = None
+        if error is None and job.result is not None:
+            try:
+                result = encode_result(job.result)
+            except InvalidRecord as invalid:
+                error = invalid
+        self._finisher.put(HandledJob(lease, job, error, result, monotonic() - lease.held.begun_at))
+
+    def _exited(self, lease: Lease, error: BaseException) -> Ended:
+        if self.is_cancelled:  # the worker ends, and not the job
+            return released(lease)
+        failure = HandlerExited(exit_text(self._worker, error))
+        failure.__cause__ = error
+        return replace(retried(lease, self._worker, "HandlerExited"), failure=failure)
+
+
 class WorkerSlots(Protocol):
     """Several slots."""
 
@@ -88,32 +153,27 @@ class WorkerSlots(Protocol):
         """Lets so many slots end, each after its job, and waits for them."""
 
 
-def make_slots(parts: SharedParts, outbox: Outbox) -> WorkerSlots:
-    """The slots for a worker's handler: tasks for one that is ``async def``, or else threads."""
-    return _TaskSlots(parts, outbox) if parts.worker.is_async else _ThreadSlots(parts, outbox)
+def make_slots(parts: SharedParts, outbox: Outbox, finisher: Finisher | None) -> WorkerSlots:
+    """The slots for a worker's handler: tasks for one that is ``async def``, or else threads; a finisher ends jobs without a session."""
+    caller = None if finisher is None else JobCaller(parts.setup, parts.worker)
 
+    def make(waiter: Waiter) -> WorkerSlot:
+        if finisher is None or caller is None:
+            return WorkerSlot(parts.worker, JobDeliverer(parts, waiter), outbox)
+        return CallingSlot(parts, outbox, finisher, caller)
 
-class _InThread:
-    def __init__(self, stopping: Event) -> None:
-        self._stopping = stopping
-
-    def pause(self, seconds: float) -> bool:
-        return self._stopping.wait(seconds)
-
-    def call(self, function: Callable[[], Result]) -> Result:
-        return function()
+    return _TaskSlots(parts, outbox, make) if parts.worker.is_async else _ThreadSlots(parts, outbox, make)
 
 
 class _ThreadSlots:
-    def __init__(self, parts: SharedParts, outbox: Outbox) -> None:
-        self._parts, self._outbox = parts, outbox
+    def __init__(self, parts: SharedParts, outbox: Outbox, make: _MakeSlot) -> None:
+        self._parts, self._outbox, self._make = parts, outbox, make
         self._threads: list[Thread] = []
         self.inbox = ThreadInbox()
         self.slots: list[WorkerSlot] = []
 
     def start(self) -> None:
-        deliverer = JobDeliverer(self._parts, _InThread(self._parts.stopping))
-        slot = WorkerSlot(self._parts.worker, deliverer, self._outbox)
+        slot = self._make(InThread(self._parts.stopping))
         self.slots.append(slot)
         name = f"{self._parts.worker.name}-slot"
         thread = Thread(target=self._run, args=(slot,), name=name, daemon=True)
@@ -153,10 +213,11 @@ class _InTask:
 
 
 class _TaskSlots:
-    def __init__(self, parts: SharedParts, outbox: Outbox) -> None:
-        self._parts, self._outbox = parts, outbox
+    def __init__(self, parts: SharedParts, outbox: Outbox, make: _MakeSlot) -> None:
+        self._parts, self._outbox, self._make = parts, outbox, make
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(task_error_log(parts.worker))
+        note_tasks(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self.inbox = TaskInbox(self._loop)
         self.slots: list[WorkerSlot] = []
@@ -180,8 +241,7 @@ class _TaskSlots:
         self._loop.close()
 
     def _start(self) -> None:
-        deliverer = JobDeliverer(self._parts, _InTask(self._parts.stopping))
-        slot = WorkerSlot(self._parts.worker, deliverer, self._outbox)
+        slot = self._make(_InTask(self._parts.stopping))
         self.slots.append(slot)
         self._spawn(self._run(slot))
 
@@ -193,7 +253,10 @@ class _TaskSlots:
     async def _run(self, slot: WorkerSlot) -> None:
         try:
             while not slot.is_abandoned and (lease := await self.inbox.take()) is not None:
-                await greenlet_spawn(slot.deliver, lease)
+                if isinstance(slot, CallingSlot):
+                    await slot.deliver_async(lease)
+                else:
+                    await greenlet_spawn(slot.deliver, lease)
         finally:
             self.slots.remove(slot)
             await greenlet_spawn(slot.close)
@@ -210,11 +273,6 @@ class _TaskSlots:
             if late:
                 await asyncio.wait(late, timeout=0.5)
         self._loop.stop()
-
-
-def find_working(slots: Iterable[WorkerSlot]) -> list[tuple[WorkerSlot, Lease]]:
-    """Returns the slots that have a job, and its lease; without those that were abandoned."""
-    return [(slot, lease) for slot in [*slots] if not slot.is_abandoned and (lease := slot.lease) is not None]
 
 
 class HungSlots:
@@ -247,51 +305,3 @@ class HungSlots:
         lease.held.is_stale = True
         self._abandoned.append(slot)
         self._outbox.put(retried(lease, self._worker, "HandlerHung"))
-
-
-PREFETCH_S = 0.05
-"""Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its slot."""
-
-TOGETHER_S = 0.02
-"""Seconds for which the end of a short job waits for that of others."""
-
-MAX_ROOM = 100
-"""Limit of the jobs that are read at once."""
-
-
-class Prefetch:
-    """Decides how many jobs are read ahead for the slots."""
-
-    def __init__(self, concurrency: int, slots: WorkerSlots, outbox: Outbox) -> None:
-        self._concurrency, self._slots, self._outbox = concurrency, slots, outbox
-
-    @property
-    def enough(self) -> int:
-        """Number of jobs from which the slots have enough."""
-        return self._concurrency + self._ahead() // 2
-
-    def room(self, remaining: float) -> int:
-        """Returns how many jobs to read, at most those that remain; 0 if the slots have enough."""
-        size = self._outbox.expected
-        if size >= self.enough:
-            return 0
-        return min(MAX_ROOM, self._concurrency + self._ahead() - size, int(min(MAX_ROOM, remaining)))
-
-    def together_s(self) -> float:
-        """Returns for how many seconds the end of a job waits for others, to be settled together: of short ones, if slots have enough.
-
-        If they have not, others may wait in the queue for these to be settled: of tenants and keys that are at a limit.
-        """
-        return TOGETHER_S if self._outbox.expected >= self.enough > self._concurrency else 0.0
-
-    def _ahead(self) -> int:
-        """Returns the number of jobs to read ahead: none for slots that are all at a long one."""
-        job_s = self._outbox.job_s
-        if job_s is None or self._newest_job_s() > PREFETCH_S:
-            return 0
-        return min(MAX_ROOM, int(PREFETCH_S * self._concurrency / max(job_s, 1e-5)))
-
-    def _newest_job_s(self) -> float:
-        """Returns for how many seconds a slot has had the newest job; 0 if none has one."""
-        now = monotonic()
-        return min((now - lease.held.begun_at for _, lease in find_working(self._slots.slots)), default=0.0)

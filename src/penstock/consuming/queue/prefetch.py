@@ -1,0 +1,79 @@
+"""How many jobs a worker reads ahead for its slots, and how long the end of one waits for that of others."""
+
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import Protocol, TypeVar
+
+from penstock.channels.queue.queue_reader import Lease
+from penstock.consuming.queue.outbox import Outbox
+from penstock.declaring.declarations import WorkerSpec
+
+PREFETCH_S = 0.05
+"""Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its slot."""
+
+TOGETHER_S = 0.02
+"""Seconds for which the end of a short job waits for that of others."""
+
+MAX_ROOM = 100
+"""Limit of the jobs that are read at once, and of those that are read ahead."""
+
+MAX_ROOM_WITHOUT_SESSIONS = 300
+"""Limit of the jobs that are read ahead if their handlers take no session, so that a hundred can end together."""
+
+MAX_HANDLED = 300
+"""Limit of the jobs whose handlers have returned, and whose end is not committed: as many may be repeated after a crash."""
+
+
+class Slot(Protocol):
+    """A slot, as far as its job is concerned."""
+
+    lease: Lease | None  # of the job that it has
+    is_abandoned: bool  # it was replaced
+
+
+SlotT = TypeVar("SlotT", bound=Slot)
+
+
+def find_working(slots: Iterable[SlotT]) -> list[tuple[SlotT, Lease]]:
+    """Returns the slots that have a job, and its lease; without those that were abandoned."""
+    return [(slot, lease) for slot in [*slots] if not slot.is_abandoned and (lease := slot.lease) is not None]
+
+
+class Prefetch:
+    """Decides how many jobs are read ahead for the slots."""
+
+    def __init__(self, worker: WorkerSpec, outbox: Outbox) -> None:
+        self._concurrency, self._outbox = worker.concurrency, outbox
+        self._max_ahead = MAX_ROOM if worker.takes_session else MAX_ROOM_WITHOUT_SESSIONS
+        self.slots: Sequence[Slot] = ()
+
+    @property
+    def enough(self) -> int:
+        """Number of jobs from which the slots have enough."""
+        return self._concurrency + self._ahead() // 2
+
+    def room(self, remaining: float) -> int:
+        """Returns how many jobs to read, at most those that remain; 0 if the slots have enough."""
+        size = self._outbox.unhandled
+        if size >= self.enough or self._outbox.handled >= MAX_HANDLED:
+            return 0
+        return min(MAX_ROOM, self._concurrency + self._ahead() - size, int(min(MAX_ROOM, remaining)))
+
+    def together_s(self) -> float:
+        """Returns for how many seconds the end of a job waits for others, to be settled together: of short ones, if slots have enough.
+
+        If they have not, others may wait in the queue for these to be settled: of tenants and keys that are at a limit.
+        """
+        return TOGETHER_S if self._outbox.unhandled >= self.enough > self._concurrency else 0.0
+
+    def _ahead(self) -> int:
+        """Returns the number of jobs to read ahead: none for slots that are all at a long one."""
+        job_s = self._outbox.job_s
+        if job_s is None or self._newest_job_s() > PREFETCH_S:
+            return 0
+        return min(self._max_ahead, int(PREFETCH_S * self._concurrency / max(job_s, 1e-5)))
+
+    def _newest_job_s(self) -> float:
+        """Returns for how many seconds a slot has had the newest job; 0 if none has one."""
+        now = monotonic()
+        return min((now - lease.held.begun_at for _, lease in find_working(self.slots)), default=0.0)
