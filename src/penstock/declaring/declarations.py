@@ -277,7 +277,7 @@ class ConsumerSpec:
 
     @property
     def takes_session(self) -> bool:
-        """True if the handler is called with a session, in a transaction; that of a worker may take the job alone."""
+        """True if the handler is called with a session; a worker's may take the job alone."""
         return not isinstance(self, WorkerSpec) or takes_session(self.handler)
 
 

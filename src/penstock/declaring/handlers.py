@@ -153,7 +153,9 @@ def check_handler(consumer: str, handler: object, *, of_jobs: bool = False) -> N
             f"consumer {consumer}: the handler contains `yield`, so calling it does nothing. "
             "Loop over the records instead, or have it take one at a time: each=True"
         )
-    if (error := _why_not_callable(handler, 2)) is not None and not (of_jobs and not takes_session(handler)):
+    if (error := _why_not_callable(handler, 2)) is not None and not (
+        of_jobs and not takes_session(handler)
+    ):
         alone = ", or with the job alone" if of_jobs else ""
         raise DeclarationError(
             f"consumer {consumer}: the handler is called with two arguments, the session and what "

@@ -264,7 +264,9 @@ class JobDecorator(Protocol[Payload]):
     @overload
     def __call__(
         self, handler: Callable[["AsyncSession", Job[Payload]], Awaitable[HandlerOutcome | None]], /
-    ) -> DeclaredWorker[["AsyncSession", Job[Payload]], Awaitable[HandlerOutcome | None], Payload]: ...
+    ) -> DeclaredWorker[
+        ["AsyncSession", Job[Payload]], Awaitable[HandlerOutcome | None], Payload
+    ]: ...
 
     @overload
     def __call__(
