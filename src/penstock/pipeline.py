@@ -335,9 +335,8 @@ class Pipeline:
             def send_receipt(session, job): ...
 
         A handler that writes nothing to Postgres takes the job alone, ``def send_receipt(job)``.
-        Otherwise, the session's transaction begins with the handler's first statement, and is committed
-        together with the fact that the job is done.  A job whose handler has taken effect once is
-        never handled again.  The worker is named as its function, unless ``name`` says otherwise.
+        Otherwise, its session's transaction begins with its first statement, and commits together
+        with the end of the job.  The worker is named as its function unless ``name`` is given.
         With ``every=``, it also gets a job without a payload at each of these times, of a schedule
         with its name: see ``every``, which has more options.
 
