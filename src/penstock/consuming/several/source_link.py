@@ -82,10 +82,7 @@ class SourceLink:
             raise ServerUnavailable(f"source {self.source} is away")
         self.close()
         try:
-            application, prepare = self._setup.application, self._setup.prepare
-            self._connection = connect_postgres(
-                self._url, application=application, prepare=prepare, silence_s=WORKER_SILENCE_S
-            )
+            self._connect()
             with self._connected() as connection:
                 check_revision(connection, self._scope)
                 check_privileges(connection, self._scope, "consumer")
@@ -95,6 +92,16 @@ class SourceLink:
             spent = monotonic() - began
             self._next_at = monotonic() + max(MIN_PAUSE_S, PAUSES * spent)
             raise
+
+    def _connect(self) -> None:
+        """Connects; an error says to which source."""
+        setup = self._setup
+        try:
+            self._connection = connect_postgres(
+                self._url, application=setup.application, prepare=setup.prepare, silence_s=WORKER_SILENCE_S
+            )
+        except ServerUnavailable as error:
+            raise ServerUnavailable(f"source {self.source}: {error}") from error
 
     def _register(
         self, connection: Connection, database: str, positions: Mapping[ShardName, SourcePosition]
