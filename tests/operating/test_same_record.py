@@ -332,6 +332,11 @@ def is_a_duplicate(world: World, other: Row, channel: str) -> bool:
     return is_gone(world, said=bool(rows))
 
 
+def is_outstanding(world: World, other: Row, channel: str) -> bool:
+    values = {"channel": channel, "ids": [other[0]], "staged": [other[6]]}
+    return bool(fetch(world.connection, DEFAULT_SCOPE, "penstock.consuming.outstanding_jobs", "asking", values))
+
+
 def is_gone(world: World, *, said: bool) -> bool:
     """Whether the job's row is gone, as was said."""
     [(left,)] = world.connection.execute(
@@ -387,6 +392,7 @@ COMPARED: dict[str, tuple[Compare, str]] = {
 
 OF_JOBS: dict[str, tuple[Callable[[World, Row, str], bool], str]] = {
     "a job that is finished": (is_finished, "finish_records"),
+    "a job that is not finished yet": (is_outstanding, "penstock.consuming outstanding_jobs"),
     "a job that is dead-lettered": (is_dead_lettered, "penstock.consuming dead_letter_job"),
     "a job that is a duplicate": (is_a_duplicate, "penstock.streaming finish_duplicates"),
 }

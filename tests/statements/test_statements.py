@@ -60,7 +60,7 @@ def test_every_statement_fits_the_schema(connection: Connection) -> None:
     assert refused == {}
 
 
-EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value", "fetch", "rows"}
+EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value", "fetch", "look_up", "rows"}
 """Functions that take the name of a statement."""
 
 

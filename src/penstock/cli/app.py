@@ -51,7 +51,7 @@ Inspect lookups        tail          Print the records of a channel, with their 
 Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.
 Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers have applied it, else with 1.
 Inspect health         doctor        Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.
-Inspect probe          probe         Ask a worker with --listen whether it is alive (/livez) or ready (/readyz); if not, prints why and exits with 1.
+Inspect probe          probe         Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why.
 Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs; exits with 4 if one is.
 Repair  comparisons    reconcile     Compare consumers' state with the canonical tables, while they run; exits with 4 if anything differs.
 Repair  resets         replay        Copy a range of a log, or a key, into another channel as new records; continues an interrupted replay.

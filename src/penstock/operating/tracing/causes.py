@@ -273,11 +273,11 @@ def search_key(connection: Connection, key: str, within_s: float, *, scope: Scop
     """Looks for the newest records of a key from the last record back, as far as it comes in a time; the last step may take as long."""
     ids: list[RecordId] = []
     began, step = monotonic(), FIRST_IDS
-    read = partial(fetch, connection, scope, doing="looking for a key")
-    [(until,)] = read("penstock.operating.tracing.newest_id")
+    look_up = partial(fetch, connection, scope, doing="looking for a key")
+    [(until,)] = look_up("penstock.operating.tracing.newest_id")
     while until > 0 and len(ids) < MAX_OF_KEY:
         values = {"key": key, "after": max(0, until - step), "until": until, "most": MAX_OF_KEY - len(ids)}
-        ids += [RecordId(id_) for (id_,) in read("penstock.operating.tracing.ids_of_key_between", values=values)]
+        ids += [RecordId(id_) for (id_,) in look_up("penstock.operating.tracing.ids_of_key_between", values=values)]
         until, step = values["after"], 2 * step
         if monotonic() - began > within_s:
             break
