@@ -255,6 +255,8 @@ def test_restore_postgres(shop: Shop, copy_database: Restored) -> None:
 
 def test_privileges(shop: Shop) -> None:
     """Its statements as well.  Roles are global to the server: they are dropped before."""
+    if str(shop.client.info("server")["redis_version"]).startswith("6."):
+        pytest.skip("the page's rules need Redis 7: it says what to write for Redis 6.2")
     logins = ["shop_web", "shop_streamer", "shop_totals", "grafana", "support", "deploy", "shop_migrations"]
     shop.execute(f"DROP DATABASE IF EXISTS {WITH_ROLES}")
     shop.execute(*(f"DROP ROLE IF EXISTS penstock_{role}" for role in ROLE_NAMES))
