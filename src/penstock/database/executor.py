@@ -216,15 +216,15 @@ class _Guarded(ABC):
         return self._run([(query, params)], commits=True).rowcount
 
     def begin_with(self, query: bytes, params: Mapping[str, str | int], /) -> Row:
-        own, pgconn = query.replace(b"SELECT", self._texts.opening, 1), self.connection.pgconn
+        opening, pgconn = query.replace(b"SELECT", self._texts.opening, 1), self.connection.pgconn
         if pgconn.pipeline_status:  # the handler's own, around its first statement
-            return cast("Row", self._run([(own, params)]).fetchone())
+            return cast("Row", self._run([(opening, params)]).fetchone())
         values = _literals(params)
         if pgconn.transaction_status != TransactionStatus.IDLE:  # begun by a statement that SQLAlchemy has not seen
-            return self._exchange(own % values)
+            return self._exchange(opening % values)
         begin = _begin(self.connection) + b"; "
         if self.connection.prepare_threshold is None:
-            return self._exchange(begin + own % values)
+            return self._exchange(begin + opening % values)
         call = b"EXECUTE penstock_begin (" + b", ".join(values.values()) + b")"
         if _IS_PREPARED in self._info:
             try:
@@ -233,7 +233,7 @@ class _Guarded(ABC):
                 begin = b"ROLLBACK; " + begin
         numbers = {name: b"$%d" % number for number, name in enumerate(values, 1)}
         self._info[_IS_PREPARED] = True
-        return self._exchange(begin + b"PREPARE penstock_begin AS " + own % numbers + b"; " + call)
+        return self._exchange(begin + b"PREPARE penstock_begin AS " + opening % numbers + b"; " + call)
 
     def commit_with(self, query: bytes, params: Mapping[str, str | int], /) -> None:
         if self.connection.pgconn.pipeline_status:  # one that the handler has left open

@@ -134,7 +134,7 @@ class Simulator:
         return client.post("/rides", json=body, headers=headers)
 
 
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 240.0
 SETTLE_TIMEOUT_S = 120.0
 FAULTS = {CRASH_EVERY: "6.0", REPEAT_CHANCE: "0.1"}
 STEALING_RATE = 0.05
