@@ -64,6 +64,13 @@ class Repeated(Exception):
     """A job's record was finished before; a handler that catches it does not change that."""
 
 
+def error_class(error: BaseException | None) -> str | None:
+    """Returns the name of the class of a handler's error; None if it has succeeded, or has raised an outcome."""
+    if error is None or isinstance(error, HandlerOutcome | Repeated):
+        return None
+    return type(driver_error(error)).__name__
+
+
 def find_outcome(error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES) -> Outcome:
     """Meaning of an exception for the items, raised by the handler, its flush, the advance or COMMIT.
 

@@ -25,10 +25,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 from typing_extensions import override
 
-from penstock.consuming.failures import Culprit, is_exit
+from penstock.consuming.failures import Culprit, error_class, is_exit
 from penstock.consuming.spans import HandlerSpans
 from penstock.database.connections import Database, get_database_url, make_async_engine, make_engine
-from penstock.database.driver_errors import IN_FAILED_TRANSACTION, driver_error, sqlstate
+from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome
@@ -471,9 +471,7 @@ class JobCaller:
 
     def _end(self, began: float, error: BaseException | None) -> BaseException | None:
         if self._observers:
-            is_failure = error is not None and not isinstance(error, HandlerOutcome)
-            kind = type(driver_error(error)).__name__ if error is not None and is_failure else None
-            self._observers(HandlerEnded(*self._names, 1, monotonic() - began, kind))
+            self._observers(HandlerEnded(*self._names, 1, monotonic() - began, error_class(error)))
         return error
 
 

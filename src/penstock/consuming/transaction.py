@@ -22,14 +22,13 @@ from sqlalchemy import RootTransaction
 
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
-from penstock.consuming.failures import Culprit, NotApplied, Repeated, find_outcome, is_exit
+from penstock.consuming.failures import Culprit, NotApplied, error_class, find_outcome, is_exit
 from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
 from penstock.crash_points import crashpoint
 from penstock.database import driver_errors
 from penstock.database.connections import silent_for
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
 from penstock.database.executor import CommittingExecutor, Executor, make_executor
-from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal.lineage import check_same_server
 from penstock.observer import Delivery, HandlerBegan, HandlerEnded
@@ -187,9 +186,7 @@ class HandlerTransaction:
 
     def _note_called(self, size: int, began: float, error: BaseException | None = None) -> None:
         if self.observers:
-            is_failure = error is not None and not isinstance(error, HandlerOutcome | Repeated)
-            kind = type(driver_error(error)).__name__ if error is not None and is_failure else None
-            self.observers(HandlerEnded(*self._names, size, monotonic() - began, kind))
+            self.observers(HandlerEnded(*self._names, size, monotonic() - began, error_class(error)))
 
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""

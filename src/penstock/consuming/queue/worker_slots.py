@@ -66,12 +66,15 @@ class WorkerSlot:
         try:
             return self._deliverer.deliver(lease)
         except HandlerExited as failure:
-            if self.is_cancelled:  # the worker ends, and not the job
-                return released(lease)
-            # It counts as an attempt: a job that ends each process must not do so for ever.
-            return replace(retried(lease, self._worker, "HandlerExited"), failure=failure)
+            return self._exited(lease, failure)
         except BaseException as failure:  # noqa: BLE001  the worker's own thread waits, or raises it again
             return replace(released(lease), failure=failure)
+
+    def _exited(self, lease: Lease, failure: HandlerExited) -> Ended:
+        """Ends the worker, unless it ends anyway.  A job that ends each process must not do so for ever: it loses an attempt."""
+        if self.is_cancelled:
+            return released(lease)
+        return replace(retried(lease, self._worker, "HandlerExited"), failure=failure)
 
     def close(self) -> None:
         """Closes the connection, and says that the slot has ended."""
@@ -119,7 +122,9 @@ class CallingSlot(WorkerSlot):
     def _end(self, lease: Lease, job: Job[Any], error: BaseException | None) -> None:
         self.lease = None
         if error is not None and is_exit(error):
-            self._outbox.put(self._exited(lease, error))
+            failure = HandlerExited(exit_text(self._worker, error))
+            failure.__cause__ = error
+            self._outbox.put(self._exited(lease, failure))
             return
         result = None
         if error is None and job.result is not None:
@@ -128,13 +133,6 @@ class CallingSlot(WorkerSlot):
             except InvalidRecord as invalid:
                 error = invalid
         self._finisher.put(HandledJob(lease, job, error, result, monotonic() - lease.held.begun_at))
-
-    def _exited(self, lease: Lease, error: BaseException) -> Ended:
-        if self.is_cancelled:  # the worker ends, and not the job
-            return released(lease)
-        failure = HandlerExited(exit_text(self._worker, error))
-        failure.__cause__ = error
-        return replace(retried(lease, self._worker, "HandlerExited"), failure=failure)
 
 
 class WorkerSlots(Protocol):
