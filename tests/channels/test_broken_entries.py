@@ -104,7 +104,7 @@ def test_a_follower_reads_the_other_shards_beside_a_key_of_another_type(
 @pytest.fixture
 def reader(flow: Pipeline, things: Log, set_constants: SetConstants, redis_url: str, database_url: str) -> Any:
     """A consumer's worker, and the keys that it has seen."""
-    set_constants("consuming.worker", HALTED_PAUSE_S=0.05)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.05)
     seen: list[str] = []
 
     @flow.consumer(reads=things, name="reader")
@@ -168,8 +168,7 @@ def test_a_shard_that_stays_unusable_is_logged_once_and_then_every_hour(
     log_every_s: float,
     lines: int,
 ) -> None:
-    set_constants("consuming.worker", HALTED_PAUSE_S=0.0)
-    set_constants("channels.isolation", LOG_EVERY_S=log_every_s)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0, LOG_EVERY_S=log_every_s)
     worker, _ = reader
     redis_client.delete(stream)
     redis_client.xadd(stream, {"who": "me"}, id="1-0")
@@ -188,7 +187,7 @@ def test_a_shard_that_was_left_out_is_not_read_again_at_once(
     redis_client: redis.Redis,
     set_constants: SetConstants,
 ) -> None:
-    set_constants("consuming.worker", HALTED_PAUSE_S=60.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=60.0, LOG_EVERY_S=0.0)
     worker, seen = reader
     redis_client.delete(stream)
     redis_client.xadd(stream, {"who": "me"}, id="1-0")
@@ -227,7 +226,7 @@ def test_a_consumer_starts_beside_a_foreign_log(
 def test_a_consumer_of_an_ick_leaves_a_damaged_shard_out(
     connection: Connection, redis_client: redis.Redis, redis_url: str, database_url: str, set_constants: SetConstants
 ) -> None:
-    set_constants("consuming.worker", HALTED_PAUSE_S=0.05)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.05)
     index = Ick("index", shards=2)
     pipeline = Pipeline([index])
     seen: list[str] = []

@@ -264,7 +264,7 @@ def test_a_damaged_payload_is_dead_lettered_as_the_journal_has_it(
 def test_a_missing_library_stops_the_shard_and_nothing_else(
     codec: str, published: Log, worker: LogWorker, seen: list[int], set_constants: SetConstants, zstandard: Zstandard
 ) -> None:
-    set_constants("consuming.worker", HALTED_PAUSE_S=0.05)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.05)
     zstandard.remove()
     with pytest.raises(CodecMissing, match=r"pip install 'penstock-outbox\[zstd\]'"):
         worker.drain()

@@ -149,7 +149,7 @@ def test_without_the_library_other_channels_flow_and_the_channel_follows_once_it
     set_constants: SetConstants,
     count: int,
 ) -> None:
-    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     zstandard.remove()
     things, others = declare(compression="zstd"), Log("others", shards=2)
 

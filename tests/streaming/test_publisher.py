@@ -376,7 +376,7 @@ def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
     streamer: Streamer, connection: Connection, things: Log, logged: ReadLog, set_constants: SetConstants, first: int
 ) -> None:
     """The streamer neither spins, waiting for records that never come, nor goes on as if nothing had been, then or later."""
-    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     streamer.drain()
     for _ in range(2):
         stage_rows(connection, things, 20)

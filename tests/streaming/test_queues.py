@@ -728,7 +728,8 @@ def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(
         redis_client.set(f"penstock:{{jobs/0}}:s{number}", "somebody's")
     put(1)
     streamer.round()
-    assert isinstance(streamer.opened().publisher.unusable.first_error, QueueDamaged)
+    [error] = streamer.opened().publisher.unusable.errors.values()
+    assert isinstance(error, QueueDamaged)
 
     for number in range(16):
         redis_client.delete(f"penstock:{{jobs/0}}:s{number}")

@@ -204,7 +204,7 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
     set_constants: SetConstants,
     harm: Harm,
 ) -> None:
-    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     stage(connection)
     streamer.drain()
     with capture_logs() as logs:
@@ -271,7 +271,7 @@ def test_a_shard_is_checked_as_a_whole_though_nothing_waits_for_it(
     error: Callable[[str], ShardError],
 ) -> None:
     """And gets again what was deleted with its keys."""
-    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     for _ in range(2):
         stage(connection)
         insert(connection, 0, channel="jobs")

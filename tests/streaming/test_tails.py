@@ -16,7 +16,7 @@ from penstock.observer import Observers, ShardStopped
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
 from penstock.streaming.publisher import Publisher, SlicePublisher, nearest
 from penstock.streaming.sequencer import tick
-from penstock.streaming.tails import UnusableShards
+from penstock.streaming.tails import make_unusable
 from penstock.streaming.unpublished import count_missing
 
 SHARD, OTHER = (ShardName("things", Shard(number)) for number in (0, 1))
@@ -42,9 +42,9 @@ def test_a_shard_is_checked_again_every_few_seconds_and_less_often_if_that_takes
 ) -> None:
     """Whatever the other shard does; once it was usable, all begins anew."""
     clock = Clock()
-    unusable = UnusableShards(Observers(), clock)
+    unusable = make_unusable(Observers(), clock)
     for _ in range(2):
-        assert (SHARD in unusable, unusable.due(), unusable.first_error) == (False, [], None)
+        assert (SHARD in unusable, unusable.due(), unusable.errors) == (False, [], {})
         for pause in pauses:
             unusable.add(SHARD, error)
             clock.now += 1
@@ -53,16 +53,19 @@ def test_a_shard_is_checked_again_every_few_seconds_and_less_often_if_that_takes
             assert SHARD not in unusable.due()
             clock.now += 0.001
             assert SHARD in unusable.due()
-            assert (unusable[SHARD], unusable.errors[SHARD], unusable.first_error) == (error, error, error)
+            assert unusable.errors[SHARD] is error
+            with pytest.raises(type(error)) as raised:
+                unusable.raise_first()
+            assert raised.value is error
         unusable.remove(SHARD)
-        assert unusable.first_error is unusable[OTHER]
+        assert unusable.errors == {OTHER: error}
         unusable.remove(OTHER)
 
 
 def test_a_shard_that_is_to_be_checked_now_is_due_at_once() -> None:
     clock = Clock()
     clock.now = 0.0
-    unusable = UnusableShards(Observers(), clock)
+    unusable = make_unusable(Observers(), clock)
     unusable.add(SHARD, ForeignLog("x"))
     assert unusable.due() == []
 
@@ -76,7 +79,7 @@ def test_a_shard_is_named_once_a_minute_and_observed_once_until_it_is_usable() -
     clock.now = 0.0
     observers = Observers()
     observers.add(stopped.append)
-    unusable = UnusableShards(observers, clock)
+    unusable = make_unusable(observers, clock)
     with capture_logs() as logs:
         for clock.now, shard in [
             (0.0, SHARD),

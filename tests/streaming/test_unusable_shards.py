@@ -33,7 +33,7 @@ Harm = Callable[[redis.Redis], object]
 
 @pytest.fixture
 def _retry_at_once(set_constants: SetConstants) -> None:
-    set_constants("streaming.tails", RETRY_EVERY_S=0.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     set_constants("streaming.streamer", REFRESH_EVERY_S=0.0)
 
 

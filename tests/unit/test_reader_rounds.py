@@ -79,7 +79,7 @@ def test_each_shard_is_first_in_its_turn() -> None:
 
 
 def fail(error: PenstockError, rounds: Rounds, number: int = 0) -> None:
-    with rounds.isolated(rounds.shape.shards[number]):
+    with rounds.trying(rounds.shape.shards[number]):
         raise error
 
 
@@ -94,13 +94,13 @@ def test_a_shard_that_fails_is_left_out_and_its_error_is_raised_once_unless_an_o
     with pytest.raises(ForeignQueue):
         rounds.raise_error()
     rounds.raise_error()
-    rounds.retry_at[0] = monotonic()
+    rounds.unusable.check_now()
     assert sorted(read_all(rounds)) == [0, 1]
     fail(ForeignQueue("x"), rounds)
-    with rounds.isolated(rounds.shape.shards[0]):
+    with rounds.trying(rounds.shape.shards[0]):
         pass
     rounds.raise_error()
-    assert rounds.retry_at == {}
+    assert rounds.unusable.errors == {}
 
     reported: list[tuple[int, PenstockError]] = []
     rounds.on_error = lambda number, error: reported.append((number, error))

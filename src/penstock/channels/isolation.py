@@ -1,11 +1,17 @@
-"""Isolates shards that cannot be published, so that the other shards go on.
+"""Leaves out shards that cannot be used, so that the other shards go on.
 
 Their keys hold something that Penstock did not write, or are compressed by a library that is missing; their journal is
 damaged; or a record of theirs is one that Redis does not take.
+
+    unusable    why: remembered by each streamer, worker and reader, in its ``UnusableShards``, and tried again by itself
+    halted      a consumer's row in Postgres says so, until an operator resumes it: ``consuming/checkpoints.py``
+    resting     a worker waits a moment, since another process works on the shard or an attempt has failed: no trouble
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import TypeVar
 
 from penstock.errors import (
@@ -14,27 +20,105 @@ from penstock.errors import (
     DamagedJournal,
     ForeignLog,
     ForeignQueue,
+    PenstockError,
     QueueDamaged,
     UnpublishableRecord,
 )
 from penstock.records import ShardName
+
+RETRY_EVERY_S = 5.0
+"""Interval, in seconds, at which an unusable shard is tried again."""
+
+MAX_RETRY_S = 60.0
+"""The interval doubles up to this if the journal is damaged or a record cannot be published: a check then reads the tables,
+or sends the record again."""
+
+LOG_EVERY_S = 3600.0
+"""Shortest interval between two log lines about a shard that stays unusable for the same reason, in seconds."""
+
+FLAPPING_S = 60.0
+"""Shortest interval between two log lines about a shard that was usable in between, or fails for another reason."""
 
 UNUSABLE = (CodecMissing, ForeignLog, DamagedIck, ForeignQueue, QueueDamaged, DamagedJournal, UnpublishableRecord)
 """Errors about one shard; every other error concerns a server or all shards."""
 
 ShardError = CodecMissing | ForeignLog | DamagedIck | ForeignQueue | QueueDamaged | DamagedJournal | UnpublishableRecord
 
-LOG_EVERY_S = 3600.0
-"""Shortest interval between two log lines about the same unusable shard, in seconds."""
-
 OnUnusable = Callable[[ShardName, ShardError], None]
 """Called with a shard that cannot be used, and the reason."""
+
+SayUnusable = Callable[[ShardName, PenstockError | None, float], None]
+"""Logs that a shard is unusable, why, and after how many seconds it is tried again; None: that it is usable again."""
 
 _T = TypeVar("_T")
 
 
+class UnusableShards:
+    """The shards that a streamer, a worker or a reader leaves out: the error of each, and when to try and to log it again.
+
+    ``say`` logs them, ``on_new`` is called with each that becomes unusable.
+    """
+
+    def __init__(
+        self,
+        say: SayUnusable = lambda _shard, _error, _retry_s: None,
+        on_new: Callable[[ShardName, PenstockError], None] = lambda _shard, _error: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._say, self._on_new, self._clock = say, on_new, clock
+        self.errors: dict[ShardName, PenstockError] = {}
+        self._retry_s: dict[ShardName, float] = {}
+        self._retry_at: dict[ShardName, float] = {}
+        self._logged: dict[ShardName, tuple[str | None, float]] = {}  # the last reason, and when
+
+    def __contains__(self, shard: ShardName) -> bool:
+        return shard in self.errors
+
+    def add(self, shard: ShardName, error: PenstockError, retry_s: float | None = None) -> None:
+        """Leaves a shard out until it is tried again: after ``retry_s``, or as long as the error asks for."""
+        now, is_new = self._clock(), shard not in self.errors
+        if retry_s is None:
+            costs_much = not is_new and isinstance(error, (DamagedJournal, UnpublishableRecord))
+            retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard]) if costs_much else RETRY_EVERY_S
+        self.errors[shard], self._retry_s[shard], self._retry_at[shard] = error, retry_s, now + retry_s
+        if is_new:
+            self._on_new(shard, error)
+        reason, logged_at = self._logged.get(shard, (None, -math.inf))
+        if now >= logged_at + (LOG_EVERY_S if str(error) == reason else min(LOG_EVERY_S, FLAPPING_S)):
+            self._logged[shard] = str(error), now
+            self._say(shard, error, retry_s)
+
+    def remove(self, shard: ShardName) -> None:
+        """Takes a shard back, if it was left out: its keys are all right again."""
+        if self.errors.pop(shard, None) is not None:
+            self._logged[shard] = None, self._logged[shard][1]
+            self._say(shard, None, 0.0)
+
+    def is_left_out(self, shard: ShardName) -> bool:
+        """True if a shard is unusable, and not to be tried yet."""
+        return shard in self.errors and self._clock() < self._retry_at[shard]
+
+    def due(self) -> list[ShardName]:
+        """The shards to try now."""
+        return [shard for shard in self.errors if not self.is_left_out(shard)]
+
+    def forget_due(self) -> None:
+        """Takes those that are due for usable until they fail again."""
+        for shard in self.due():
+            del self.errors[shard]
+
+    def check_now(self) -> None:
+        """Makes all of them due."""
+        self._retry_at = dict.fromkeys(self.errors, 0.0)
+
+    def raise_first(self) -> None:
+        """Raises the error of the first of them, if there is one."""
+        for error in self.errors.values():
+            raise error
+
+
 @contextmanager
-def isolated(shard: ShardName, on_unusable: OnUnusable | None) -> Iterator[None]:
+def leaving_out(shard: ShardName, on_unusable: OnUnusable | None) -> Iterator[None]:
     """Reports the shard, and suppresses the error, if it cannot be used.  Raises ``Refused``."""
     try:
         yield
@@ -60,6 +144,6 @@ def ask_each(
             raise
     found: dict[ShardName, _T] = {}
     for shard in shards:
-        with isolated(shard, on_unusable):
+        with leaving_out(shard, on_unusable):
             found |= ask([shard])
     return found

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from penstock.channels.ick.marking import update_progress
 from penstock.channels.ick.reservations import Busy, HolderWatch, Reservation, Reservations, Superseded
-from penstock.channels.isolation import isolated
+from penstock.channels.isolation import leaving_out
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.consuming.checkpoints import Advance, Checkpoints
@@ -242,9 +242,9 @@ class IckWorker(Worker):
         end = monotonic() + block_s
         while not self._stop():
             waiting = self._waiting()
-            self._retry_unusable()
+            self._unusable.forget_due()
             for shard in waiting:
-                with isolated(shard, self._leave_out):
+                with leaving_out(shard, self._leave_out):
                     self._visit(shard, consumed)
                 if self._is_over(consumed):
                     break
@@ -263,12 +263,12 @@ class IckWorker(Worker):
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if self._is_paused or set(self._occupied()) <= self._halted | self._unusable.keys():
+            if self._is_paused or set(self._occupied()) <= self._halted | self._unusable.errors.keys():
                 break
             if consumed.idle:
                 self._pause(IDLE_PAUSE_S)
         self._advance_checkpoints()
-        self._raise_unusable()
+        self._unusable.raise_first()
         return applied
 
     def _occupied(self) -> list[ShardName]:

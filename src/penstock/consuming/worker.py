@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import LOG_EVERY_S, ask_each
+from penstock.channels.isolation import RETRY_EVERY_S, UnusableShards, ask_each
 from penstock.channels.server import connect_redis, find_server, redis_errors
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.consuming.delivery import Consumed, Delivered
@@ -82,8 +82,7 @@ class Worker(Runner[Consumed]):
         self._retrying: set[ShardName] = set()
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
-        self._unusable: dict[ShardName, PenstockError] = {}
-        self._reported_unusable: dict[ShardName, tuple[str, float]] = {}  # the reason that was logged last, and when
+        self._unusable = UnusableShards(self._say_unusable, self._note_unusable)
         self._has_opened = False
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
@@ -109,9 +108,12 @@ class Worker(Runner[Consumed]):
             self._shards, self._channel_shards = self._journal.register(connection)
             self._registered(connection)
             self._client = connect_redis(setup.redis_url, timeouts=setup.timeouts)
-            self._journal.open(connection, self._client, self._shards, self._report_unusable)
+            self._journal.open(
+                connection, self._client, self._shards, partial(self._say_unusable, retry_s=RETRY_EVERY_S)
+            )
         self._transaction = HandlerTransaction(setup, server_start_us=self._server_start_us)
-        self._has_opened, self._rest_until, self._unusable = True, {}, {}
+        self._has_opened, self._rest_until = True, {}
+        self._unusable.errors.clear()
         log.info(
             "consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shard_count=len(self._shards)
         )
@@ -254,10 +256,7 @@ class Worker(Runner[Consumed]):
 
     def _leave_out(self, shard: ShardName, error: PenstockError) -> None:
         """Skips a shard for a while whose keys hold something that Penstock did not write; the others go on."""
-        self._unusable[shard] = error
-        self._report_unusable(shard, error)
-        self._rest(shard, HALTED_PAUSE_S)
-        self._note_waiting(shard, describe(error))
+        self._unusable.add(shard, error)
 
     def _ask_usable(self, ask: Ask[Answer], shards: Iterable[ShardName]) -> dict[ShardName, Answer]:
         """What Redis says of the usable shards among these."""
@@ -270,31 +269,24 @@ class Worker(Runner[Consumed]):
         with suppress(NotApplied):  # `penstock status` can do without
             self._transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, reason))
 
-    def _report_unusable(self, shard: ShardName, error: PenstockError) -> None:
-        reason, now = describe(error), monotonic()
-        before, logged_at = self._reported_unusable.get(shard, ("", -math.inf))
-        if reason != before or now >= logged_at + LOG_EVERY_S:
-            self._reported_unusable[shard] = reason, now
-            who = {"consumer": self.consumer.name, "shard": str(shard)}
-            log.error("shard unusable", **who, reason=reason, retry_s=HALTED_PAUSE_S)
+    def _say_unusable(self, shard: ShardName, error: PenstockError | None, retry_s: float) -> None:
+        who = {"consumer": self.consumer.name, "shard": str(shard)}
+        if error is None:
+            log.info("shard usable again", **who)
+            self._note_waiting(shard, None)
+        else:
+            log.error("shard unusable", **who, reason=describe(error), retry_s=retry_s)
 
-    def _retry_unusable(self) -> None:
-        """Takes shards as usable that are to be read again now."""
-        for shard in self._awake(self._unusable):
-            del self._unusable[shard]
-
-    def _raise_unusable(self) -> None:
-        """Raises the error of a skipped shard, once nothing is left to do in the others."""
-        for error in self._unusable.values():
-            raise error
+    def _note_unusable(self, shard: ShardName, error: PenstockError) -> None:
+        self._note_waiting(shard, describe(error))
 
     def _rest(self, shard: ShardName, seconds: float) -> None:
         self._rest_until[shard] = monotonic() + seconds
 
     def _awake(self, shards: Iterable[ShardName]) -> list[ShardName]:
-        """Those of the shards that do not rest."""
-        now = monotonic()
-        return [shard for shard in shards if self._rest_until.get(shard, 0.0) <= now]
+        """Those of the shards that neither rest nor are left out."""
+        now, left_out = monotonic(), self._unusable.is_left_out
+        return [shard for shard in shards if self._rest_until.get(shard, 0.0) <= now and not left_out(shard)]
 
     def _pause(self, seconds: float) -> bool:
         """Waits; true if the worker is to stop."""

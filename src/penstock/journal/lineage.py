@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import OnUnusable, ShardError, ask_each, isolated
+from penstock.channels.isolation import OnUnusable, ShardError, ask_each, leaving_out
 from penstock.channels.log.streams import Extent, extents, last_records
 from penstock.channels.routing import log_keys
 from penstock.crash_points import crashpoint
@@ -222,7 +222,7 @@ def _compare_tails(
     journaled = records_at(connection, scope, {s: last.place.offset for s, last in newest.items()})
     for shard in [shard for shard in logs if shard not in unusable]:
         tail, end, last = logs[shard].tail, journal[shard][1], newest.get(shard)
-        with isolated(shard, on_unusable):
+        with leaving_out(shard, on_unusable):
             if tail > end:
                 ahead = f"{shard}: the log goes to offset {tail}, the journal only to {end}"
                 raise _explain_ahead(connection, scope, ahead, end, last)

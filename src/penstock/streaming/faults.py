@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.channels.isolation import ShardError
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
 from penstock.display import format_count
-from penstock.errors import DamagedJournal
+from penstock.errors import DamagedJournal, PenstockError
 from penstock.records import RecordId, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.streamer")
@@ -184,7 +183,7 @@ class FaultLog:
         self._unknown = {each.shard for each in found}
 
     def note_stopped(
-        self, connection: Connection, stopped: Mapping[ShardName, ShardError], others: Iterable[ShardName] = ()
+        self, connection: Connection, stopped: Mapping[ShardName, PenstockError], others: Iterable[ShardName] = ()
     ) -> None:
         """Notes which shards are stopped, if that has changed."""
         reasons = {shard: str(error) for shard, error in stopped.items()}

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import UNUSABLE, isolated
+from penstock.channels.isolation import UNUSABLE, UnusableShards, leaving_out
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import ErrorKind, classify
@@ -51,7 +51,7 @@ from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.queues import Queues
 from penstock.streaming.senders import IckSender, LogSender, Sender
 from penstock.streaming.share import WHOLE, Share
-from penstock.streaming.tails import Tails, UnusableShards
+from penstock.streaming.tails import Tails, make_unusable
 from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, unpublished
 
 SMALLER = 8
@@ -157,7 +157,7 @@ class Publisher:
         self._client = client
         self._scope = scope
         self._epoch = epoch
-        self.unusable = UnusableShards(Observers()) if unusable is None else unusable
+        self.unusable = make_unusable(Observers()) if unusable is None else unusable
         self.ends = Tails(connection, client, scope, share, self.unusable)
         self._budgets = MemoryBudgets(client, scope)
         self._queues = Queues(connection, client, scope, epoch, self.unusable.add)
@@ -186,8 +186,8 @@ class Publisher:
 
     def _check_unusable(self, shard: ShardName) -> None:
         """Takes a shard back if its log is that of the journal, and the next of its records can be published."""
-        was = self.unusable[shard]
-        with isolated(shard, self.unusable.add):
+        was = self.unusable.errors[shard]
+        with leaving_out(shard, self.unusable.add):
             check_tails(self._connection, self._client, self._scope, [shard])
             log_epochs(self._client, self._scope, [shard])
             self._senders[self.ends.kind(shard)].check(shard)
@@ -215,7 +215,7 @@ class Publisher:
             except (*UNUSABLE, ServerUnavailable, psycopg.Error):
                 failed.append(shard)
         for shard in failed:
-            with isolated(shard, self.unusable.add):
+            with leaving_out(shard, self.unusable.add):
                 done = self._publish_alone(shard, done)
         return done
 
@@ -312,7 +312,7 @@ class Publisher:
                     done = self._replies.add(done, batch, reply)
         self._check_foreign()
         for shard in self._replies.take_refused():
-            with isolated(shard, self.unusable.add):
+            with leaving_out(shard, self.unusable.add):
                 done = self._publish_alone(shard, done)
         return done
 

@@ -22,7 +22,7 @@ import structlog
 
 from penstock.channels.batch_outcomes import Batch, Behind, FencedOff, Reply, Unusable
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.isolation import OnUnusable, leaving_out
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.crash_points import crashpoint
@@ -242,7 +242,7 @@ class Queues:
     def send_all(self, batches: Iterable[Batch], _: int) -> Replies:
         """Writes a batch of each shard, once all have been read."""
         for batch in [*batches]:
-            with isolated(batch.shard, self._on_unusable):
+            with leaving_out(batch.shard, self._on_unusable):
                 yield batch, self.send(batch)
 
     def _write(self, batch: QueueBatch) -> BatchWritten:
@@ -324,7 +324,7 @@ class Queues:
         for _ in shards:
             shard = shards[self._next % len(shards)]
             self._next += 1
-            with isolated(shard, self._on_unusable):
+            with leaving_out(shard, self._on_unusable):
                 self._writer(shard).sweep()
                 self._writer(shard).keep_limits()
                 self._forget_cancelled(shard, end)

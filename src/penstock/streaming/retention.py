@@ -20,7 +20,7 @@ import structlog
 
 from penstock.channels.channel_kinds import get_kind
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import OnUnusable, ask_each, isolated
+from penstock.channels.isolation import OnUnusable, ask_each, leaving_out
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
@@ -90,7 +90,7 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
         if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
         if done.last_offset is not None and kind.evict is not None:
-            with isolated(shard, on_unusable):
+            with leaving_out(shard, on_unusable):
                 evicted += kind.evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
                 crashpoint("retention.after_evict")
         if monotonic() >= until:

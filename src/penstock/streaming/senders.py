@@ -7,7 +7,7 @@ from typing import Protocol
 from penstock.channels.batch_outcomes import Batch, Reply
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.marking import mark, update_progress
-from penstock.channels.isolation import isolated
+from penstock.channels.isolation import leaving_out
 from penstock.channels.log.appending import append_ahead, append_together
 from penstock.records import Scope, ShardName
 from penstock.streaming.memory_budgets import MemoryBudgets
@@ -64,7 +64,7 @@ class LogSender:
     def _form_all(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The batches without those of shards that cannot be used here."""
         for batch in batches:
-            with isolated(batch.shard, self._ends.unusable.add):
+            with leaving_out(batch.shard, self._ends.unusable.add):
                 yield self._form(batch)
 
     def _form(self, batch: Batch) -> Batch:

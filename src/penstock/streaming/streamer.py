@@ -41,7 +41,7 @@ from penstock.streaming.retention import StreamerUpkeep
 from penstock.streaming.scheduler import JobGroups, Scheduler
 from penstock.streaming.sequencer import Sequencer, Tick, check_identity_cache
 from penstock.streaming.share import IDLE_S, WHOLE, RoundResult, Share, TickTakeover, pause_after
-from penstock.streaming.tails import UnusableShards
+from penstock.streaming.tails import make_unusable
 from penstock.streaming.tick_slices import Slices
 from penstock.streaming.troubles import TroubleWatch
 from penstock.streaming.unpublished import keep_memory
@@ -113,7 +113,7 @@ class Streamer(Runner[RoundResult]):
         self._publisher: Publisher | None = None
         self._slices = Slices()
         self._observers = pipeline.observers
-        self._unusable = UnusableShards(self._observers)
+        self._unusable = make_unusable(self._observers)
         self.upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
@@ -348,8 +348,7 @@ class Streamer(Runner[RoundResult]):
             report(done)
             if done.idle:
                 break
-        if (error := self._unusable.first_error) is not None:
-            raise error
+        self._unusable.raise_first()
         return published
 
 

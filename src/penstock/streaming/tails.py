@@ -1,6 +1,5 @@
 """Ends of the journal and of the log of each shard, as a publisher last heard; the shards that it publishes or skips."""
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -8,12 +7,12 @@ from time import monotonic
 import structlog
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import LOG_EVERY_S, ShardError, ask_each
+from penstock.channels.isolation import UnusableShards, ask_each
 from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.registry import RegisteredChannel
-from penstock.errors import DamagedJournal, UnpublishableRecord
+from penstock.errors import PenstockError
 from penstock.journal.journal_reader import registered_tails
 from penstock.journal.lineage import check_tails
 from penstock.observer import Observers, ShardStopped
@@ -23,71 +22,20 @@ from penstock.streaming.unpublished import count_missing
 
 log = structlog.get_logger("penstock.streamer")
 
-RETRY_EVERY_S = 5.0
-"""Interval, in seconds, at which an unusable shard is checked again."""
 
-MAX_RETRY_S = 60.0
-"""The interval doubles up to this if the journal is damaged or a record cannot be published: a check then reads the tables,
-or sends the record again."""
+def make_unusable(observers: Observers, clock: Callable[[], float] = monotonic) -> UnusableShards:
+    """The unusable shards of a streamer, which observers and the log hear of."""
 
-FLAPPING_S = 60.0
-"""Shortest interval between two log lines about a shard that was usable in between, in seconds."""
-
-
-class UnusableShards:
-    """Unusable shards, the reason for each, and when to check and to log them again."""
-
-    def __init__(self, observers: Observers, clock: Callable[[], float] = monotonic) -> None:
-        self._observers, self._clock = observers, clock
-        self._errors: dict[ShardName, ShardError] = {}
-        self._retry_at: dict[ShardName, float] = {}
-        self._retry_s: dict[ShardName, float] = {}
-        self._logged_at: dict[ShardName, float] = {}
-
-    def __contains__(self, shard: ShardName) -> bool:
-        return shard in self._errors
-
-    def __getitem__(self, shard: ShardName) -> ShardError:
-        return self._errors[shard]
-
-    @property
-    def errors(self) -> dict[ShardName, ShardError]:
-        """Why each of them is unusable."""
-        return dict(self._errors)
-
-    @property
-    def first_error(self) -> ShardError | None:
-        """Why the first of them is unusable; None if there is none."""
-        return next(iter(self._errors.values()), None)
-
-    def add(self, shard: ShardName, error: ShardError) -> None:
-        """Leaves a shard out until its next check."""
-        now = self._clock()
-        retry_s = RETRY_EVERY_S
-        log_every_s = LOG_EVERY_S if shard in self._errors else min(LOG_EVERY_S, FLAPPING_S)
-        if shard in self._errors and isinstance(error, (DamagedJournal, UnpublishableRecord)):
-            retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard])
-        if shard not in self._errors:
-            self._observers(ShardStopped(shard.channel, shard.shard, type(error).__name__))
-        self._errors[shard], self._retry_s[shard] = error, retry_s
-        self._retry_at[shard] = now + retry_s
-        if now >= self._logged_at.get(shard, -math.inf) + log_every_s:
-            self._logged_at[shard] = now
+    def say(shard: ShardName, error: PenstockError | None, retry_s: float) -> None:
+        if error is None:
+            log.info("shard usable again", shard=str(shard))
+        else:
             log.error("shard unusable", shard=str(shard), reason=describe(error), retry_s=retry_s)
 
-    def remove(self, shard: ShardName) -> None:
-        """Takes a shard back: its keys are all right again."""
-        del self._errors[shard], self._retry_s[shard]
-        log.info("shard usable again", shard=str(shard))
+    def note(shard: ShardName, error: PenstockError) -> None:
+        observers(ShardStopped(shard.channel, shard.shard, type(error).__name__))
 
-    def due(self) -> list[ShardName]:
-        """The shards to check now."""
-        now = self._clock()
-        return [shard for shard in self._errors if now >= self._retry_at[shard]]
-
-    def check_now(self) -> None:
-        """Makes all of them due."""
-        self._retry_at = dict.fromkeys(self._errors, 0.0)
+    return UnusableShards(say, note, clock)
 
 
 class Tails:

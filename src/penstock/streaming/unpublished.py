@@ -16,7 +16,7 @@ from psycopg.adapt import Loader
 
 from penstock.batches.columns import COLUMNS, Columns
 from penstock.channels.batch_outcomes import Batch
-from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.isolation import OnUnusable, leaving_out
 from penstock.database.connections import Connection, pipelined
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.statements import statements
@@ -113,7 +113,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
             elif row is not None and shard in fitting and len(row[-3]) < BATCH_BYTES // ROOMY:
                 fitting[shard] = 2 * records
             found: list[Batch] = []
-            with isolated(shard, on_unusable):
+            with leaving_out(shard, on_unusable):
                 row = None if _is_behind_hole(connection, sql["journal_goes_back"], shard, after, row) else row
                 read = _check(shard, after, row, target[shard], may_be_gone=shard.channel in queues)
                 found.append(_make_batch(shard, after, read, epoch))

@@ -92,7 +92,8 @@ def test_the_shard_is_tried_again_and_its_error_is_noted_each_time(
     face: Face, written: set[str], redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
     assert written
-    set_constants("channels.queue.rounds", MAX_WAIT_S=0.1, UNUSABLE_PAUSE_S=0.1)
+    set_constants("channels.queue.rounds", MAX_WAIT_S=0.1)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.1)
     key = queue_keys("penstock", ShardName("jobs", Shard(BAD))).root + "q-waiting"
     redis_client.rename(key, "kept")
     redis_client.set(key, "somebody's")

@@ -9,7 +9,7 @@ from hiredis import pack_command
 
 from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.isolation import OnUnusable, leaving_out
 from penstock.channels.log.stream_entries import Fields, parse_leading
 from penstock.channels.log.streams import FIRST_ENTRIES, GROWTH, ask_for_more, read
 from penstock.channels.routing import log_keys
@@ -95,7 +95,7 @@ class Follower:
         """Records available now, shard by shard; unreadable shards are left out."""
         found: ReadRecords = {}
         for shard, after in positions.items():
-            with isolated(shard, self._on_unusable):
+            with leaving_out(shard, self._on_unusable):
                 records = read(self._client, self._namespace, shard, after, self._count, parse=parse_leading)
                 if records:
                     found[shard] = records
@@ -166,7 +166,7 @@ class Follower:
         """The records of each shard before its first entry that is not Penstock's."""
         found: ReadRecords = {}
         for shard, entries in read.items():
-            with isolated(shard, self._on_unusable):
+            with leaving_out(shard, self._on_unusable):
                 found[shard] = parse_leading(shard, entries)
         if found:
             self._adapt(sum(len(read[shard]) for shard in found), sum(map(len, found.values())))

@@ -13,7 +13,7 @@ import redis
 
 from penstock.batches.record_batch import Records
 from penstock.channels.commands import RedisClient
-from penstock.channels.isolation import OnUnusable, isolated
+from penstock.channels.isolation import OnUnusable, leaving_out
 from penstock.channels.log.stream_entries import Fields, parse_entries, parse_first, parse_last, parse_offset
 from penstock.channels.routing import log_keys
 from penstock.channels.server import REDIS_ERRORS, pipelined, redis_errors, translate_error
@@ -184,7 +184,7 @@ def last_records(
 
     found: dict[ShardName, LastRecord] = {}
     for shard, reply in pipelined(client, shards, ask, "reading the last records", raises=False).items():
-        with isolated(shard, on_unusable):
+        with leaving_out(shard, on_unusable):
             if isinstance(reply, redis.RedisError):
                 raise translate_error(reply, f"reading {shard}") from reply
             for entry in reply:

@@ -15,7 +15,7 @@ import structlog
 
 from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisCommands
 from penstock.channels.driving import Asynchronous, Blocking, Request, Sleep, Steps, both, drive
-from penstock.channels.isolation import UNUSABLE
+from penstock.channels.isolation import UNUSABLE, UnusableShards
 from penstock.channels.queue.adoption import PlainStream, adopt
 from penstock.channels.queue.leases import PROCESS, Held, LeaseBook, LeaseHeartbeat, stale
 from penstock.channels.queue.queue_messages import checked_count
@@ -142,7 +142,7 @@ class _QueueReader(Generic[C, L]):
 
     _lease: Callable[[Any, C, Held], L]
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what can be chosen of a reader
         self,
         client: C,
         shape: QueueShape,
@@ -151,6 +151,7 @@ class _QueueReader(Generic[C, L]):
         heartbeat: RedisClient,
         adopts: PlainStream | None = None,
         on_error: OnError | None = None,
+        unusable: UnusableShards | None = None,
         **options: Any,
     ) -> None:
         """Sets up; ``options`` are those of ``ReaderOptions``.
@@ -162,6 +163,7 @@ class _QueueReader(Generic[C, L]):
             heartbeat: The client of the thread that extends leases.
             adopts: A plain stream that is moved into the queue on the way, until it is empty.
             on_error: Called with the number of a shard that cannot be read, and why; without it, ``read`` raises the error.
+            unusable: Where the caller keeps the shards that cannot be read; by default a book of the reader's own.
             options: See ``ReaderOptions``.
 
         Raises:
@@ -173,7 +175,8 @@ class _QueueReader(Generic[C, L]):
         if self.options.isolates:
             PROCESS.add(self._book)
         is_cluster = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
-        self._rounds = Rounds(shape, worker, self.options, self._book, on_error=on_error, is_cluster=is_cluster)
+        unusable = UnusableShards() if unusable is None else unusable
+        self._rounds = Rounds(shape, worker, self.options, self._book, unusable, on_error, is_cluster)
         self._heartbeat = LeaseHeartbeat(self._book, self.options.lease_s, self._extend)
         # Handed over, but not returned, since a later shard of the round has failed: for the next read.
         self._found: list[L] = []
@@ -229,7 +232,7 @@ class _QueueReader(Generic[C, L]):
             yield from self._adopt(self._adopts)
         is_sweep_due = self._rounds.is_sweep_due()
         for shard in self._rounds.begin():
-            with self._rounds.isolated(shard):
+            with self._rounds.trying(shard):
                 if is_sweep_due:
                     yield from self._sweep(shard, SWEEP_EVERY_S)
                 if len(self._found) < count:
@@ -354,10 +357,6 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
     def leave_out(self, shards: Collection[int]) -> None:
         """Reads these shards no more, until this is called again."""
         self._rounds.leave_out(frozenset(shards))
-
-    def can_read(self, shard: int) -> bool:
-        """True if a shard could be read at the last try."""
-        return shard not in self._rounds.retry_at
 
     def confirm(self, lease: Lease) -> bool:
         """See ``Lease.confirm``."""

@@ -10,12 +10,13 @@ from time import monotonic
 import structlog
 
 from penstock.channels.driving import Steps
-from penstock.channels.isolation import UNUSABLE
+from penstock.channels.isolation import UNUSABLE, UnusableShards
 from penstock.channels.queue.leases import PROCESS, Held, LeaseBook
 from penstock.channels.queue.shard import Company, QueueShape, QueueShard, Settlement, TakenMessages
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.display import format_count
 from penstock.errors import DeclarationError, PenstockError, ServerUnavailable
+from penstock.records import Shard, ShardName
 
 log = structlog.get_logger("penstock.queue")
 
@@ -28,8 +29,8 @@ CLUSTER_POLL_S = 0.02
 SWEEP_EVERY_S = 1.0
 """Interval between two sweeps of a queue, whichever of its readers sweeps it, in seconds."""
 
-UNUSABLE_PAUSE_S, UNAVAILABLE_PAUSE_S = 5.0, 1.0
-"""Seconds until a shard is tried again: its keys cannot be used, or its server in a Cluster does not answer."""
+UNAVAILABLE_PAUSE_S = 1.0
+"""Seconds until a shard is tried again whose server in a Cluster does not answer."""
 
 LEFT_OUT_S = 0.1
 """Pause between two rounds of a reader that has no shard to read, in seconds."""
@@ -75,17 +76,16 @@ class Rounds:
     worker: str
     options: ReaderOptions
     book: LeaseBook
+    unusable: UnusableShards = field(default_factory=UnusableShards)  # shards that have failed
+    # called with each shard that fails; None lets a round raise their errors when it has found nothing
+    on_error: OnError | None = None
+    is_cluster: bool = False  # whether shards are on several servers, of which one may be away
     # the request of each shard, and when it was first sent: one whose reply was lost is repeated
     requests: dict[int, tuple[str, float]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)  # numbers of the shards that have been read
     due_at: float = inf  # when something is due, as the last round has found; monotonic, in seconds
     sweep_at: float = 0.0
     left_out: frozenset[int] = frozenset()  # numbers of shards that are not read for now
-    # when each shard that has failed is tried again, by its number; monotonic, in seconds
-    retry_at: dict[int, float] = field(default_factory=dict)
-    # called with each shard that fails; None lets a round raise their errors when it has found nothing
-    on_error: OnError | None = None
-    is_cluster: bool = False  # whether shards are on several servers, of which one may be away
     _errors: dict[int, PenstockError] = field(default_factory=dict)
     _numbers: "counting[int]" = field(default_factory=counting)
     _start: int = 0
@@ -111,10 +111,10 @@ class Rounds:
         return self._unread == 0 and self.due_at > monotonic() and self.pause_s(0.0) is None
 
     def _is_read(self, number: int) -> bool:
-        return number not in self.left_out and self.retry_at.get(number, 0.0) <= monotonic()
+        return number not in self.left_out and not self.unusable.is_left_out(self._place(number))
 
     @contextmanager
-    def isolated(self, shard: QueueShard) -> Iterator[None]:
+    def trying(self, shard: QueueShard) -> Iterator[None]:
         """Leaves a shard out for a while if it cannot be read, so that the others are.
 
         Raises ``ServerUnavailable``.
@@ -122,21 +122,24 @@ class Rounds:
         try:
             yield
         except UNUSABLE as error:
-            self._fail(shard, error, UNUSABLE_PAUSE_S)
+            self._fail(shard, error)
         except ServerUnavailable as error:
             if not self.is_cluster:
                 raise
             self._fail(shard, error, UNAVAILABLE_PAUSE_S)
         else:
-            self.retry_at.pop(shard.number, None)
+            self.unusable.remove(self._place(shard.number))
             self._errors.pop(shard.number, None)
 
-    def _fail(self, shard: QueueShard, error: PenstockError, pause_s: float) -> None:
-        self.retry_at[shard.number] = monotonic() + pause_s
+    def _fail(self, shard: QueueShard, error: PenstockError, retry_s: float | None = None) -> None:
+        self.unusable.add(self._place(shard.number), error, retry_s)
         if self.on_error is None:
             self._errors[shard.number] = error
         else:
             self.on_error(shard.number, error)
+
+    def _place(self, number: int) -> ShardName:
+        return ShardName(self.shape.name, Shard(number))
 
     def raise_error(self) -> None:
         """Raises the error of a shard that was left out, once for each time that it was tried."""
@@ -205,7 +208,7 @@ class Rounds:
     @property
     def read_shards(self) -> list[QueueShard]:
         """The shards that have been read, and whose keys can be used."""
-        return [self.shape.shards[number] for number in self.seen if number not in self.retry_at]
+        return [self.shape.shards[number] for number in self.seen if self._place(number) not in self.unusable]
 
     def wakes(self) -> list[str]:
         """The lists on which to wait."""

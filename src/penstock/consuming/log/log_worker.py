@@ -160,7 +160,7 @@ class LogWorker(Worker, Generic[Placed]):
         if not awake:
             self._pause(longest / 1000)
             return consumed
-        self._retry_unusable()
+        self._unusable.forget_due()
         found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._max)
         journaled = self._follower.journaled.items()
         if backfilled := sum(min(n, len(found.get(shard, ()))) for shard, n in journaled):
@@ -319,7 +319,7 @@ class LogWorker(Worker, Generic[Placed]):
     def _note_held(self, shard: ShardName, waits_for: Shard | None) -> None:
         """Tries a shard again soon that stands at a barrier, or waits for one of an earlier generation."""
         self._rest(shard, HELD_PAUSE_S if waits_for is None else WAITING_PAUSE_S)
-        ours = self._positions.keys() - self._exhausted - self._unusable.keys()
+        ours = self._positions.keys() - self._exhausted - self._unusable.errors.keys()
         if waits_for is None or ShardName(shard.channel, waits_for) in ours:
             self._held.add(shard)
 
@@ -339,7 +339,7 @@ class LogWorker(Worker, Generic[Placed]):
             if consumed.positions or self._channel_shards != known:
                 continue
             if self._is_paused or not (self._held or self._retrying):
-                self._raise_unusable()
+                self._unusable.raise_first()
                 # Fails while the journal is away: nobody knows then whether this is all.
                 self._heed(self._journal.report(self._opened()))
                 return applied

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from typing_extensions import override
 
-from penstock.channels.isolation import UNUSABLE, isolated
+from penstock.channels.isolation import UNUSABLE, leaving_out
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.queue_reader import Lease, QueueReader
 from penstock.channels.queue.shard import QueueShape, worker_name
@@ -42,7 +42,7 @@ from penstock.declaring.outcomes import read_identity
 from penstock.errors import DeclarationError, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.parallel import Backoff, before_abandoned
 from penstock.parsing import find_number
-from penstock.records import Shard, ShardName
+from penstock.records import ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -117,7 +117,8 @@ class QueueWorker(Worker):
             limit_s=self._spec.limit,
             attempts=NO_LIMIT,
             isolates=True,
-            on_error=self._leave_out_number,
+            unusable=self._unusable,
+            on_error=lambda _number, _error: None,  # ``drain`` raises it
         )
         before_abandoned[self] = self._reader.close
         self._leave_out_shards()
@@ -279,7 +280,6 @@ class QueueWorker(Worker):
             self._note_waiting_jobs()
             self._note_halted(set(self._transaction.read(self._checkpoints.all)))
             self._states.cancelled = self._read_cancelled(self._transaction)
-            self._note_usable()
             if monotonic() >= self._dead_at:
                 self._dead_at = monotonic() + EXPIRED_EVERY_S
                 self._dead_letter_expired(self._transaction)
@@ -342,22 +342,9 @@ class QueueWorker(Worker):
         self._states.halted = {each.shard for each in every if each not in going}
         self._leave_out_shards()
 
-    def _leave_out_number(self, number: int, error: PenstockError) -> None:
-        """Reports a shard that the reader leaves out for a while."""
-        name = ShardName(self._shape.name, Shard(number))
-        self._leave_out(name, error)
-
     def _usable(self) -> list[ShardName]:
         """This worker's shards without those that are left out."""
         return [name for name in self._shards if name not in self._unusable]
-
-    def _note_usable(self) -> None:
-        """Takes shards back that have been read since."""
-        for name in [*self._unusable]:
-            if self._opened_reader().can_read(name.shard):
-                del self._unusable[name]
-                self._note_waiting(name, None)
-                log.info("shard usable again", consumer=self.consumer.name, shard=str(name))
 
     def _leave_out_shards(self) -> None:
         """Reads only this worker's shards, and none that is halted or paused."""
@@ -376,7 +363,7 @@ class QueueWorker(Worker):
             report(consumed)
             if consumed.idle and self._outbox.is_idle and self._is_drained():
                 self._write_counts()
-                self._raise_unusable()
+                self._unusable.raise_first()
                 return applied
 
     def _is_drained(self) -> bool:
@@ -385,7 +372,7 @@ class QueueWorker(Worker):
             return False
         for name in self._usable():
             if name.shard not in self._states.halted:
-                with isolated(name, self._leave_out):
+                with leaving_out(name, self._leave_out):
                     shard = self._shape.shards[name.shard]
                     stats = run_steps(self._client, shard.stats(), f"inspecting queue {name}")
                     if stats["waiting"] or stats["leased"] or stats["returning"]:
