@@ -1,4 +1,4 @@
-"""Loops: side by side in one process, a thread each; and the pauses between their attempts."""
+"""Loops: rounds until a stop, through servers that are away; several side by side in one process; pauses between attempts."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -9,6 +9,9 @@ from typing import Generic, Self, TypeVar
 
 import structlog
 
+from penstock.errors import ObjectMissing, PrivilegeMissing
+from penstock.observer import LoopBegan, Observers
+
 log = structlog.get_logger("penstock.parallel")
 
 Loop = Callable[[Callable[[], bool]], None]
@@ -18,48 +21,6 @@ Result = TypeVar("Result")
 
 STEP_S = 0.05
 """Longest wait, in seconds, before a pause notices a stop."""
-
-
-class Runner(ABC, Generic[Result]):
-    """Connects, works in rounds, and disconnects.
-
-    A streamer, a consumer's worker, or several of them.  with runner:
-        runner.drain()
-    """
-
-    def __enter__(self) -> Self:
-        try:
-            self.open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def open(self) -> None:
-        """Connects."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the connections.  Work under way is dropped; the next round finds it again."""
-
-    @abstractmethod
-    def drain(self, report: Callable[[Result], None] = lambda _: None) -> int:
-        """Runs rounds until nothing is left to do; returns the number of records."""
-
-    @abstractmethod
-    def run(self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None) -> None:
-        """Runs rounds until ``stop()`` is true.
-
-        Retries servers that do not answer, with growing pauses.
-        """
-
-    def loop(self, report: Callable[[Result], None]) -> Loop:
-        """Returns the runner as a loop that reports each round."""
-        return lambda stop: self.run(stop, report)
 
 
 MAX_BACKOFF_S = 10.0
@@ -96,6 +57,91 @@ def pause(seconds: float, stop: Callable[[], bool]) -> bool:
     while not stop() and (remaining := end - monotonic()) > 0:
         sleep(min(remaining, STEP_S))
     return stop()
+
+
+class Runner(ABC, Generic[Result]):
+    """Connects, works in rounds, and disconnects: a streamer, a consumer's worker, or several of them.
+
+    with runner:
+        runner.drain()
+    """
+
+    name: str  # in events: that of the consumer, or of the streamer
+    passing: tuple[type[Exception], ...] = ()  # errors that another attempt may not have
+    _observers: Observers
+    _has_opened = False
+    _stop: Callable[[], bool] = staticmethod(lambda: False)
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connects."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connections.  Work under way is dropped; the next round finds it again."""
+
+    @abstractmethod
+    def round(self) -> Result:
+        """Does what there is to do now; connects first if it has to."""
+
+    @abstractmethod
+    def drain(self, report: Callable[[Result], None] = lambda _: None) -> int:
+        """Runs rounds until nothing is left to do; returns the number of records."""
+
+    def run(self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None) -> None:
+        """Runs rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
+
+        A right, or a table, that is missing at the start ends it; one that goes missing later is waited for.
+        A shard that cannot be used is left out, logged, and tried again every few seconds; the others go on.
+        """
+        self._stop, backoff = stop, Backoff()
+        self._observers(LoopBegan(self.name))
+        try:
+            while not stop():
+                try:
+                    done = self._next_round()
+                except self.passing as error:
+                    if not self._may_pass(error):
+                        raise
+                    self._close_quietly()
+                    seconds = backoff.next_s()
+                    self._warn_waiting(error, seconds)
+                    pause(seconds, stop)
+                else:
+                    backoff.reset()
+                    report(done)
+        finally:
+            self._close_quietly()
+
+    def _next_round(self) -> Result:
+        """Returns the result of a round of ``run``, before or in which it waits for work."""
+        return self.round()
+
+    def _may_pass(self, error: Exception) -> bool:
+        """True unless an error is one of how this runner was set up."""
+        return self._has_opened or not isinstance(error, PrivilegeMissing | ObjectMissing)
+
+    def _warn_waiting(self, error: Exception, seconds: float) -> None:
+        """Tells that a server is away, and when it is asked again."""
+
+    def _close_quietly(self) -> None:
+        """Closes connections that may be broken."""
+        self.close()
+
+    def loop(self, report: Callable[[Result], None]) -> Loop:
+        """Returns the runner as a loop that reports each round."""
+        return lambda stop: self.run(stop, report)
 
 
 ABANDON_S = 1.0

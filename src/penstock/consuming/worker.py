@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import structlog
+from typing_extensions import override
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import RETRY_EVERY_S, UnusableShards, ask_each
@@ -27,10 +28,10 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
 from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.declaring.declarations import ConsumerSpec
-from penstock.errors import ObjectMissing, PenstockError, PrivilegeMissing, ServerUnavailable
+from penstock.errors import PenstockError, ServerUnavailable
 from penstock.journal.lineage import server_start_us
-from penstock.observer import LoopBegan, RoundEnded, ServerAway
-from penstock.parallel import Backoff, Runner, pause
+from penstock.observer import RoundEnded, ServerAway
+from penstock.parallel import Runner, pause
 from penstock.records import ShardName
 from penstock.schema.capture import check_triggers
 from penstock.schema.revisions import check_revision
@@ -66,15 +67,16 @@ class Worker(Runner[Consumed]):
     """
 
     consumer: ConsumerSpec  # which consumer
+    passing = (ServerUnavailable, *CONFLICTS)
 
     def __init__(self, setup: WorkerSetup, journal: Journal | None = None) -> None:
         """Sets up; ``open`` connects."""
         self._journal = journal or LocalJournal(setup.consumer, setup.scope, setup.shards)
         self._setup, self.consumer, self._scope = setup, setup.consumer, setup.scope
+        self.name = setup.consumer.name
         self._checkpoints = Checkpoints(setup.consumer, setup.scope)
         self._shards: list[ShardName] = []
         self._channel_shards: frozenset[ShardName] = frozenset()
-        self._stop: Callable[[], bool] = lambda: False
         self._max: float = math.inf
         self._transaction: HandlerTransaction | None = None
         self._client: Any = None
@@ -83,7 +85,6 @@ class Worker(Runner[Consumed]):
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
         self._unusable = UnusableShards(self._say_unusable, self._note_unusable)
-        self._has_opened = False
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
         self._requested_retries = RequestedRetries(setup.consumer, setup.scope)
@@ -193,34 +194,14 @@ class Worker(Runner[Consumed]):
         shard whose keys hold something that Penstock did not write is raised once all others are drained.
         """
 
-    def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
-        """Rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
+    @override
+    def _next_round(self) -> Consumed:
+        with _server_errors():
+            consumed = self.round()
+            self._retry_requested()
+            return consumed
 
-        A right, or a table, that is missing at the start ends it; one that goes missing later is waited for.
-        A shard whose keys hold something that Penstock did not write is skipped, logged, and read again every few seconds; the
-        others go on.
-        """
-        self._stop, backoff = stop, Backoff()
-        self._observers(LoopBegan(self.consumer.name))
-        try:
-            while not stop():
-                try:
-                    with _server_errors():
-                        consumed = self.round()
-                        self._retry_requested()
-                except (ServerUnavailable, *CONFLICTS) as error:
-                    if isinstance(error, PrivilegeMissing | ObjectMissing) and not self._has_opened:
-                        raise
-                    self._close_quietly()
-                    seconds = backoff.next_s()
-                    self._warn_waiting(error, seconds)
-                    self._pause(seconds)
-                else:
-                    backoff.reset()
-                    report(consumed)
-        finally:
-            self._close_quietly()
-
+    @override
     def _close_quietly(self) -> None:
         """Closes connections that may be broken."""
         try:
@@ -229,6 +210,7 @@ class Worker(Runner[Consumed]):
             log.debug("closing failed", consumer=self.consumer.name, error=type(error).__name__)
             self._transaction = self._client = None
 
+    @override
     def _warn_waiting(self, error: Exception, seconds: float) -> None:
         log.warning("waiting", consumer=self.consumer.name, reason=describe(error), retry_s=seconds)
         self._away_until = monotonic() + seconds

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import structlog
+from typing_extensions import override
 
 from penstock.channels.server import check_eviction, connect_redis, find_server, redis_errors
 from penstock.crash_points import crashpoint, is_repeated
@@ -19,17 +20,10 @@ from penstock.database.connections import Connection, Database, connect_postgres
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
 from penstock.database.transactions import WORKER_SILENCE_S, Timeouts
-from penstock.errors import (
-    ChannelRetired,
-    ConsumerRenamed,
-    ObjectMissing,
-    PrivilegeMissing,
-    ReadOnlyPostgres,
-    ServerUnavailable,
-)
+from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal.lineage import check_lineage, check_same_server, server_start_us
-from penstock.observer import EpochChanged, LoopBegan, RoundEnded, ServerAway, Streamed
-from penstock.parallel import Backoff, Runner, pause
+from penstock.observer import EpochChanged, RoundEnded, ServerAway, Streamed
+from penstock.parallel import Runner
 from penstock.pipeline import Pipeline
 from penstock.records import Epoch
 from penstock.schema.capture import check_triggers
@@ -84,6 +78,9 @@ class Streamer(Runner[RoundResult]):
     Any number of streamers may run for one pipeline; together they are slower, never wrong.
     """
 
+    name = NAME
+    passing = (ServerUnavailable, ReadOnlyPostgres, psycopg.Error)
+
     def __init__(  # noqa: PLR0913  what can be chosen of a streamer
         self,
         pipeline: Pipeline,
@@ -122,7 +119,7 @@ class Streamer(Runner[RoundResult]):
         self._troubles = TroubleWatch(pipeline.trouble_handlers, self._database_url, pipeline.scope)
         self._refresh_at = self._maintain_at = 0.0
         self._newest_tick, self._read_tails_at, self._maintained = -1, 0.0, 0
-        self._has_started = False
+        self._pause_s = 0.0
         self._worked_at: float | None = None
         self._server_start_us = 0
         self._epoch: Epoch | None = None
@@ -145,9 +142,9 @@ class Streamer(Runner[RoundResult]):
         check_privileges(connection, scope, "streamer")
         check_eviction(self._client)
         check_identity_cache(connection, scope)
-        if not self._has_started:  # a later release may replace them while this worker runs
+        if not self._has_opened:  # a later release may replace them while this worker runs
             check_triggers(connection, self._pipeline)
-            self._has_started = True
+            self._has_opened = True
         epoch = check_lineage(
             connection, self._client, scope, declared=self._pipeline.shard_names, on_unusable=self._unusable.add
         )
@@ -198,6 +195,7 @@ class Streamer(Runner[RoundResult]):
         if self._client is not None:
             self._client.close()
         self._connection = self._client = self._sequencer = self._publisher = None
+        self._pause_s = 0.0
 
     def round(self, *, expects_records: bool = False) -> RoundResult:
         """Runs one round: streams, and at intervals maintains queues and retains; ``expects_records`` is for the tick."""
@@ -291,41 +289,28 @@ class Streamer(Runner[RoundResult]):
         self._observers(Streamed(removed=removed))
         return removed
 
-    def run(self, stop: Callable[[], bool], report: Callable[[RoundResult], None] = lambda _: None) -> None:
-        """Runs rounds until ``stop()`` is true.  Reconnects, with growing pauses, if a server does not answer.
+    @override
+    def _next_round(self) -> RoundResult:
+        """Pauses, the longer the less there is to do, and runs a round."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        with postgres_errors("streaming"), redis_errors("streaming"):
+            is_nudged = pause_s > 0 and self._wait(pause_s)
+            done = self.round(expects_records=is_nudged)
+        self._worked_at = monotonic()
+        self._pause_s = pause_after(done, pause_s, self._idle_s)
+        return done
 
-        A shard that cannot be published is left out, logged, and checked again every few seconds; the others go on.  A Postgres
-        that is read-only ends it, at the start, or after ``READ_ONLY_S``; a right or a table that is missing, at the start.
-        """
-        pause_s, backoff = 0.0, Backoff()
-        self._observers(LoopBegan(NAME))
-        try:
-            while not stop():
-                try:
-                    is_nudged = pause_s > 0 and self._wait(pause_s)
-                    with postgres_errors("streaming"), redis_errors("streaming"):
-                        done = self.round(expects_records=is_nudged)
-                except (ServerUnavailable, ReadOnlyPostgres, psycopg.Error) as error:
-                    self.close()
-                    if not self._may_pass(error):
-                        raise
-                    pause_s, seconds = 0.0, backoff.next_s()
-                    log.warning("waiting", reason=describe(error), retry_s=seconds)
-                    self._observers(ServerAway(NAME, find_server(error), seconds))
-                    pause(seconds, stop)
-                    continue
-                backoff.reset()
-                self._worked_at = monotonic()
-                report(done)
-                pause_s = pause_after(done, pause_s, self._idle_s)
-        finally:
-            self.close()
+    @override
+    def _warn_waiting(self, error: Exception, seconds: float) -> None:
+        log.warning("waiting", reason=describe(error), retry_s=seconds)
+        self._observers(ServerAway(NAME, find_server(error), seconds))
 
+    @override
     def _may_pass(self, error: Exception) -> bool:
-        """True unless an error is one of how this streamer was set up."""
+        """A Postgres that is read-only ends it at the start, or after ``READ_ONLY_S``."""
         if isinstance(error, ReadOnlyPostgres):  # for the time of a switch-over
             return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
-        return self._has_started or not isinstance(error, PrivilegeMissing | ObjectMissing)
+        return super()._may_pass(error)
 
     def _wait(self, pause_s: float) -> bool:
         """Pauses; returns whether it was nudged.  Only the streamer that sequences listens."""
