@@ -73,7 +73,7 @@ def test_a_shard_that_is_to_be_checked_now_is_due_at_once() -> None:
     assert unusable.due() == [SHARD]
 
 
-def test_a_shard_is_named_once_a_minute_and_observed_once_until_it_is_usable() -> None:
+def test_a_shard_is_logged_every_hour_and_for_another_reason_after_a_minute_and_observed_once() -> None:
     clock = Clock()
     stopped: list[object] = []
     clock.now = 0.0
@@ -81,26 +81,38 @@ def test_a_shard_is_named_once_a_minute_and_observed_once_until_it_is_usable() -
     observers.add(stopped.append)
     unusable = make_unusable(observers, clock)
     with capture_logs() as logs:
-        for clock.now, shard in [
-            (0.0, SHARD),
-            (1.0, OTHER),
-            (3599.9, SHARD),
-            (3600.0, SHARD),
-            (3600.5, OTHER),
-            (3659.9, SHARD),
+        for clock.now, shard, reason in [
+            (0.0, SHARD, "first"),
+            (1.0, OTHER, "first"),
+            (59.9, SHARD, "another"),
+            (3599.9, SHARD, "first"),
+            (3600.0, SHARD, "first"),
+            (3600.5, OTHER, "first"),
+            (3659.9, SHARD, "another"),
+            (3660.0, SHARD, "another"),
         ]:
-            unusable.add(shard, ForeignLog(f"at {clock.now}"))
+            unusable.add(shard, ForeignLog(reason))
         unusable.remove(SHARD)
+        clock.now = 3719.9
         unusable.add(SHARD, DamagedIck("x"))
+        unusable.remove(SHARD)
+        clock.now = 3720.0
+        unusable.add(SHARD, ForeignLog("another"))
 
-    lines = [(each["shard"], each["reason"]) for each in logs if each["event"] == "shard unusable"]
-    assert [line[0] for line in lines] == ["things/0", "things/1", "things/0"]
-    assert "at 3600.0" in lines[2][1]
-    assert [each["event"] for each in logs].count("shard usable again") == 1
+    lines = [(each["shard"], each["reason"].split()[-1]) for each in logs if each["event"] == "shard unusable"]
+    assert lines == [
+        ("things/0", "first"),
+        ("things/1", "first"),
+        ("things/0", "first"),
+        ("things/0", "another"),
+        ("things/0", "another"),
+    ]
+    assert [each["event"] for each in logs].count("shard usable again") == 2
     assert stopped == [
         ShardStopped("things", 0, "ForeignLog"),
         ShardStopped("things", 1, "ForeignLog"),
         ShardStopped("things", 0, "DamagedIck"),
+        ShardStopped("things", 0, "ForeignLog"),
     ]
 
 
