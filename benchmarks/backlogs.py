@@ -9,6 +9,7 @@ from benchmarks.measuring import Contestant, Figures
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.pipeline import Pipeline
 from penstock.records import ShardName
 from penstock.streaming import Streamer
@@ -141,7 +142,7 @@ FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
 
 def fill(connection: Connection, backlog: Backlog) -> None:
     """Stages the backlog, in addition to the rows that are there."""
-    register_channel(connection, backlog.pipeline.scope, backlog.pipeline.channels[CHANNEL])
+    register_channel(Store(connection, backlog.pipeline.scope), backlog.pipeline.channels[CHANNEL])
     connection.execute("SET synchronous_commit = off")
     query = _FILL.format(note=_WORDS if backlog.in_words else _LETTERS).encode()
     note = max(0, backlog.payload_bytes - AROUND_A_NOTE)

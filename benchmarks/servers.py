@@ -16,6 +16,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedServers
 from penstock.schema.initialise import initialise
 from penstock.testing import eventually
@@ -130,7 +131,7 @@ class BenchServers:
         url = self.publish(backlog)
         with self.postgres(url) as connection:
             for name in (BULK, EACH):
-                register_consumer(connection, backlog.pipeline.scope, backlog.pipeline.get_consumer(name))
+                register_consumer(Store(connection, backlog.pipeline.scope), backlog.pipeline.get_consumer(name))
         return url
 
     def empty_redis(self) -> None:

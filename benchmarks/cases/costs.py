@@ -17,7 +17,7 @@ from benchmarks.servers import BenchServers
 from penstock import Log
 from penstock.channels.log.streams import extents
 from penstock.database.connections import Connection
-from penstock.records import DEFAULT_SCOPE
+from penstock.database.store import Store
 from penstock.streaming.retention import retain
 
 COPY = "bench-plain"
@@ -147,7 +147,7 @@ def _remove(connection: Connection, client: Any, backlog: Backlog) -> None:
     found = extents(client, backlog.pipeline.scope.namespace, channel.shard_names)
     tails = {shard: extent.tail for shard, extent in found.items()}
     connection.execute("TRUNCATE penstock.checkpoints")  # without a consumer, what is published is done
-    retain(connection, client, DEFAULT_SCOPE, channel, tails)
+    retain(Store(connection), client, channel, tails)
     [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records").fetchall()
     if left > backlog.records // 2:
         raise NotMeasured(f"retention left {left} records")

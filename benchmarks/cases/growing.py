@@ -15,7 +15,7 @@ from penstock import Log, Pipeline
 from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
-from penstock.records import DEFAULT_SCOPE
+from penstock.database.store import Store
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import retain
 from penstock.streaming.sequencer import JOURNAL_CHUNK
@@ -96,7 +96,7 @@ def _drain_on_top(servers: BenchServers, backlog: Backlog, kept: int) -> Figures
 
     def fill_kept(connection: Connection) -> None:
         fill(connection, Backlog(kept, backlog.payload_bytes, backlog.shards))
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
 
     url = servers.database(f"kept_{kept}", fill_kept)
     servers.empty_redis()
@@ -137,7 +137,7 @@ def _drain_and_remove(servers: BenchServers, backlog: Backlog) -> Figures:
         began = perf_counter()
         streamer.drain()
         found = extents(client, "penstock", channel.shard_names)
-        retain(connection, client, DEFAULT_SCOPE, channel, {shard: each.tail for shard, each in found.items()})
+        retain(Store(connection), client, channel, {shard: each.tail for shard, each in found.items()})
         took = perf_counter() - began
         [(left,)] = connection.execute("SELECT count(*) FROM penstock.staged_records")
     if left > JOURNAL_CHUNK * backlog.shards:

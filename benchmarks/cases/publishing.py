@@ -16,7 +16,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.log.streams import extents
 from penstock.channels.server import connect_redis
 from penstock.database.connections import Connection
-from penstock.records import DEFAULT_SCOPE
+from penstock.database.store import Store
 from penstock.streaming import tick
 
 ONE, TWO = ("1/1",), ("1/2", "2/2")
@@ -119,7 +119,7 @@ def _measure_costs(servers: BenchServers, backlog: Backlog, shares: Sequence[str
     url = servers.stage(backlog)
     with servers.postgres(url) as connection, servers.redis() as client:
         with _processor_time({"": [connection.info.backend_pid]}) as sequencing:
-            tick(connection, DEFAULT_SCOPE)
+            tick(Store(connection))
         with run_streamers(shares, backlog.shards, url, servers.redis_url) as (begin, processes):
             who = {
                 "-python": processes,

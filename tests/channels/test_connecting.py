@@ -20,6 +20,7 @@ from penstock.channels.server import OLDEST, check_eviction, is_unavailable, red
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
 from penstock.errors import PenstockError, ServerUnavailable, UnsafeSetting
 from penstock.operating.doctor.diagnosis import diagnose
@@ -180,7 +181,7 @@ def test_the_doctor_names_a_server_that_is_too_old(
     redis_proxy.replace(version.encode(), b"6.1.999"[: len(version)])
 
     with connect_redis(behind(redis_proxy, redis_url)) as client:
-        findings = diagnose(connection, client)
+        findings = diagnose(Store(connection), client)
 
     assert [f for f in findings if f.check == "redis" and f.grade == "error" and "too old" in f.message]
 

@@ -25,6 +25,7 @@ from penstock.clients import LogReader
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.tracing.causes import trace
@@ -275,8 +276,8 @@ def test_every_reader_survives_changed_entries(
         read_on_spark,
         tail,
         lambda: verified().findings,
-        lambda: diagnose(connection, redis_client, flow),
-        lambda: trace(connection, redis_client, "k1"),
+        lambda: diagnose(Store(connection), redis_client, flow),
+        lambda: trace(Store(connection), redis_client, "k1"),
     ]
     for each in readers:
         each()  # what is imported and cached is no part of the limit

@@ -16,10 +16,11 @@ from penstock import Log, Pipeline
 from penstock.channels.log.streams import evict, extents
 from penstock.clients import AsyncLogReader, LogReader, LogSlice
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import HistoryDiverged, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_records import AsyncJournalRecords, JournalRecords, fill
 from penstock.operating.channels import reshard
-from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
+from penstock.records import Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(shards=1)
@@ -122,7 +123,7 @@ def test_a_slice_ends_at_the_limit_of_bytes_and_reading_on_gets_everything(
         sizes = []
         while 0 < at <= 100:
             whole = reader.read(0, at, 1000, backwards=is_backwards)
-            found = fill(connection, DEFAULT_SCOPE, whole, max_bytes=150)
+            found = fill(Store(connection), whole, max_bytes=150)
             read += offsets(found)
             sizes.append(found.from_journal)
             assert found.next != at
@@ -220,7 +221,7 @@ def test_a_viewer_may(
 def test_shards_of_a_later_generation_are_read_by_their_numbers(
     open_reader: Readers, published: list[Record], connection: Connection, streamer: Streamer, redis_client: redis.Redis
 ) -> None:
-    assert reshard(connection, "things", 2, apply=True).applied
+    assert reshard(Store(connection), "things", 2, apply=True).applied
     connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT 'things', 2, 'k', 'insert', 'thing', '1' FROM generate_series(1, 5)"

@@ -12,6 +12,7 @@ from fixtures.flow import stage_rows
 from fixtures.redis import cannot_save
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, PenstockError, ServerUnavailable
 from penstock.operating.doctor.diagnosis import diagnose
@@ -52,8 +53,8 @@ def test_a_refusal_is_reported_and_the_records_wait(
             with pytest.raises(AppendRefused, match=said):
                 streamer.drain()
         assert sum(client.xlen(key) for key in client.keys("*:log")) == 20
-        found = status(connection, client, flow)
-        errors = [each.check for each in diagnose(connection, client, flow) if each.grade == "error"]
+        found = status(Store(connection), client, flow)
+        errors = [each.check for each in diagnose(Store(connection), client, flow) if each.grade == "error"]
         for name, value in (("maxmemory", "0"), ("min-replicas-to-write", "0"), ("stop-writes-on-bgsave-error", "no")):
             client.config_set(name, value)
 

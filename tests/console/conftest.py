@@ -15,6 +15,7 @@ from penstock.console.web_application import Console
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.streaming import Streamer
 
 THINGS, INDEX, JOBS = Log("things", shards=2, keep=timedelta(hours=1)), Ick("index", shards=1), Queue("jobs")
@@ -61,7 +62,7 @@ def scene(flow: Pipeline, connection: Connection, streamer: Streamer, database_u
     connection.execute(STAGE, ("index", HOSTILE, "dirty", None))
     connection.execute(STAGE, ("jobs", "k", "message", '{"tenant": "a"}'))
     for name in flow.consumers:
-        register_consumer(connection, flow.scope, flow.get_consumer(name))
+        register_consumer(Store(connection, flow.scope), flow.get_consumer(name))
     streamer.drain()
     for name in ("applies", "refuses", "halts"):
         worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)

@@ -16,6 +16,7 @@ from penstock.console.access import RIGHTS, Right
 from penstock.console.actions import ACTIONS
 from penstock.console.reading import HIDDEN
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.pausing import list_actions, pause
 
 LETTER = {"consumer": "refuses", "channel": "things", "shard": "0", "offset": "1"}
@@ -50,7 +51,7 @@ def plan(client: TestClient, action: str, given: dict[str, str]) -> dict[str, st
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_action_is_done_once_it_was_planned_and_confirmed(see_as: As, connection: Connection, action: str) -> None:
     client, given = see_as(*RIGHTS), GIVEN[action]
-    pause(connection, "channel", "jobs", reason="before", by="bob")
+    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
 
     without_plan = client.post(f"/act/{action}", data=given)
     fields = plan(client, action, given)
@@ -61,7 +62,7 @@ def test_an_action_is_done_once_it_was_planned_and_confirmed(see_as: As, connect
     assert answer.status_code == 303, answer.text
     assert client.get(answer.headers["location"]).status_code == 200
     assert before != done(connection)
-    [noted] = list_actions(connection)
+    [noted] = list_actions(Store(connection))
     assert (noted.done_by, noted.command.split()[0]) == ("ann", "penstock")
     assert noted.title in client.get("/actions").text
     assert action != "cancel" or noted.title == "Cancel the jobs of a tenant in jobs"  # which one needs a right
@@ -99,7 +100,7 @@ CHANGED = {
 @pytest.mark.parametrize("action", CHANGED)
 def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection: Connection, action: str) -> None:
     client, given = see_as(*RIGHTS), GIVEN[action]
-    pause(connection, "channel", "jobs", reason="before", by="bob")
+    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
     fields = plan(client, action, given)
     connection.execute(CHANGED[action].encode())
     before = done(connection)
@@ -107,7 +108,7 @@ def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection
 
     assert answer.status_code == 409
     assert "Here is the new one." in answer.text
-    assert (done(connection), list_actions(connection)) == (before, [])
+    assert (done(connection), list_actions(Store(connection))) == (before, [])
     assert client.post(f"/act/{action}", data=given | plan(client, action, given)).status_code == 303
 
 
@@ -143,7 +144,7 @@ def test_a_retry_of_all_takes_all_that_its_plan_counts_in_batches(see_as: As, co
         "array_agg(DISTINCT shard ORDER BY shard) FROM penstock.dead_letters WHERE retry_requested_at IS NOT NULL"
     )
     assert connection.execute(requested.encode()).fetchall() == [(2494, True, [0, 1])]
-    assert [each.title for each in list_actions(connection)] == ["Retry 2,494 dead letters of refuses"]
+    assert [each.title for each in list_actions(Store(connection))] == ["Retry 2,494 dead letters of refuses"]
     left_alone = (
         "SELECT count(*) FROM penstock.dead_letters WHERE retry_requested_at IS NULL AND later_shard IS NOT NULL"
     )
@@ -153,7 +154,7 @@ def test_a_retry_of_all_takes_all_that_its_plan_counts_in_batches(see_as: As, co
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_plan_is_carried_out_once(see_as: As, connection: Connection, action: str) -> None:
     """Sent again, by a reload or by the button back, it is another plan: what it did may have been undone on purpose."""
-    pause(connection, "channel", "jobs", reason="before", by="bob")
+    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
     client, given = see_as(*RIGHTS), GIVEN[action]
     fields = given | plan(client, action, given)
     assert client.post(f"/act/{action}", data=fields).status_code == 303
@@ -165,7 +166,7 @@ def test_a_plan_is_carried_out_once(see_as: As, connection: Connection, action: 
 
     assert answer.status_code in {404, 409}, answer.text
     assert done(connection) == state
-    assert len(list_actions(connection)) == 1
+    assert len(list_actions(Store(connection))) == 1
 
 
 UNDONE = (
@@ -185,7 +186,7 @@ def test_the_log_has_the_reason_of_a_pause_for_those_who_may_see_reasons(see_as:
     shown = client.get("/act/pause", params=again).text
     client.post("/act/pause", data=again | plan(client, "pause", again))
 
-    commands = [shlex.split(each.command) for each in list_actions(connection)]
+    commands = [shlex.split(each.command) for each in list_actions(Store(connection))]
     assert commands == [
         ["penstock", "consumers", "pause", "applies", "--reason", reason]
         for reason in ("and another", "it's a $(deploy)")
@@ -196,7 +197,7 @@ def test_the_log_has_the_reason_of_a_pause_for_those_who_may_see_reasons(see_as:
 
 
 def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, connection: Connection) -> None:
-    pause(connection, "channel", "jobs", reason="before", by="bob")
+    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
     before = done(connection)
 
     for action, given in GIVEN.items():
@@ -210,7 +211,7 @@ def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, con
         assert see_as("see", ACTIONS[action].right).get(f"/act/{action}", params=GIVEN[action]).status_code == 403
     assert {*GIVEN} == {*ACTIONS}
     assert done(connection) == before
-    assert list_actions(connection) == []
+    assert list_actions(Store(connection)) == []
 
 
 def test_a_halt_that_names_another_way_does_not_simply_go_on(see_as: As, connection: Connection) -> None:
@@ -234,7 +235,7 @@ def test_the_command_of_a_plan_means_the_same_in_a_shell(see_as: As, connection:
     answer = client.post("/act/retry-all", data=given | plan(client, "retry-all", given))
 
     assert answer.status_code == 303, answer.text
-    [noted] = list_actions(connection)
+    [noted] = list_actions(Store(connection))
     assert shlex.split(noted.command)[-2:] == ["--error", "not $(one) word"]
     assert "$(" not in noted.command.replace("'not $(one) word'", "")
 
@@ -260,7 +261,7 @@ def test_limits_that_were_set_are_taken_back_from_the_page_that_lists_them(see_a
     assert connection.execute("SELECT kind, name, limits FROM penstock.queue_limits").fetchall() == [
         ("key", HOSTILE, {"rate": 0.5, "is_paused": True})
     ]
-    [noted] = list_actions(connection)
+    [noted] = list_actions(Store(connection))
     assert shlex.split(noted.command)[4:] == ["--key", HOSTILE, "--rate", "0.5", "--pause", "--apply"]
     [link] = re.findall(r'href="(/act/limit[^"]+)"', client.get("/channels/jobs/limits").text)
 
@@ -290,7 +291,7 @@ def test_a_reason_that_is_refused_is_told_and_nothing_is_noted(see_as: As, conne
 
     assert answer.status_code == 400
     assert "a reason of 1 to 500 characters" in answer.text
-    assert list_actions(connection) == []
+    assert list_actions(Store(connection)) == []
 
 
 NOTHING: list[tuple[str, dict[str, str], int]] = [

@@ -13,6 +13,7 @@ from penstock.console.status_sampler import TIMEOUTS
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.operating.status.gathering import StatusReader
 from penstock.streaming import Streamer
 
@@ -61,7 +62,7 @@ def test_no_page_grows_with_shards_letters_or_tenants(
     def _(_session: Any, _records: Any) -> None: ...
 
     with Streamer(flow, database_url, redis_url) as streamer:
-        register_consumer(connection, flow.scope, flow.get_consumer("reads"))
+        register_consumer(Store(connection, flow.scope), flow.get_consumer("reads"))
         with make_worker(flow, flow.get_consumer("reads"), database_url, redis_url):
             pass
         connection.execute(STAGE.encode())

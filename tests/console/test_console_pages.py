@@ -23,6 +23,7 @@ from penstock.console.pages import LETTERS, PAGES, is_about
 from penstock.console.reading import HIDDEN, Reading
 from penstock.console.status_sampler import Sample
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
@@ -57,9 +58,9 @@ def test_what_a_visitor_may_not_see_is_left_out_of_each_sample_anew(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
     """Kept for all visitors of one sample, and no longer."""
-    first = Sample(status(connection, redis_client, flow), None)
+    first = Sample(status(Store(connection), redis_client, flow), None)
     connection.execute("UPDATE penstock.checkpoints SET waiting = 'said of a record'")
-    second = Sample(status(connection, redis_client, flow), None)
+    second = Sample(status(Store(connection), redis_client, flow), None)
     samples = [first, first, second, second]
     made = Reading(flow, "", "", SimpleNamespace(look=lambda: samples.pop(0)))  # type: ignore[arg-type]
 

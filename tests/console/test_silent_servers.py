@@ -31,6 +31,7 @@ from penstock.console import make_console
 from penstock.console.reading import CONNECTIONS
 from penstock.console.web_application import Console
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.database.transactions import Timeouts
 from penstock.errors import ServerUnavailable
 from penstock.observing.state_metrics import StateCollector
@@ -256,21 +257,21 @@ def test_what_redis_does_not_say_is_unknown_and_no_zero(
 JOBS, THINGS, INDEX = (each.shard_names for each in (conftest.JOBS, conftest.THINGS, conftest.INDEX))
 
 OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "status": ("", lambda connection, client, flow, _: status(connection, client, flow)),
-    "explain": ("", lambda connection, client, _, record: explain(connection, client, RecordId(record))),
-    "trace": ("", lambda connection, client, _, record: trace(connection, client, RecordId(record))),
-    "doctor": ("", lambda connection, client, flow, _: diagnose(connection, client, flow)),
-    "consumers list": ("postgres", lambda connection, *_: list_consumers(connection)),
-    "channels list": ("postgres", lambda connection, _, flow, __: list_channels(connection, flow)),
+    "status": ("", lambda connection, client, flow, _: status(Store(connection), client, flow)),
+    "explain": ("", lambda connection, client, _, record: explain(Store(connection), client, RecordId(record))),
+    "trace": ("", lambda connection, client, _, record: trace(Store(connection), client, RecordId(record))),
+    "doctor": ("", lambda connection, client, flow, _: diagnose(Store(connection), client, flow)),
+    "consumers list": ("postgres", lambda connection, *_: list_consumers(Store(connection))),
+    "channels list": ("postgres", lambda connection, _, flow, __: list_channels(Store(connection), flow)),
     "channels tenants": ("redis", lambda _, client, *__: busiest_tenants(client, "penstock", JOBS, 9)),
-    "dead-letters list": ("postgres", lambda connection, *_: letters.newest(connection)),
-    "dead-letters list --by-reason": ("postgres", lambda connection, *_: letters.group(connection)),
-    "jobs list": ("postgres redis", lambda connection, client, *_: list_jobs(connection, client, "jobs")),
-    "queues limits": ("postgres", lambda connection, *_: list_limits(connection, "jobs")),
+    "dead-letters list": ("postgres", lambda connection, *_: letters.newest(Store(connection))),
+    "dead-letters list --by-reason": ("postgres", lambda connection, *_: letters.group(Store(connection))),
+    "jobs list": ("postgres redis", lambda connection, client, *_: list_jobs(Store(connection), client, "jobs")),
+    "queues limits": ("postgres", lambda connection, *_: list_limits(Store(connection), "jobs")),
     "tail of a log": ("redis", lambda _, client, *__: read_newest(client, "penstock", THINGS[0], 9)),
     "tail of a queue": ("redis", lambda _, client, *__: oldest_messages(client, "penstock", JOBS, 9)),
     "tail of an Ick": ("redis", lambda _, client, *__: oldest(client, "penstock", INDEX, 9)),
-    "actions": ("postgres", lambda connection, *_: list_actions(connection)),
+    "actions": ("postgres", lambda connection, *_: list_actions(Store(connection))),
 }
 """What commands and pages read, and without which servers it is an error."""
 

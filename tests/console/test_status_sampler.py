@@ -14,6 +14,7 @@ from penstock import Pipeline
 from penstock.console import status_sampler
 from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sample, StatusSampler, make_point
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ConsumerStatus
 from penstock.streaming import Streamer
@@ -61,7 +62,7 @@ def test_lags_are_those_of_the_hour_and_the_last() -> None:
 def test_points_of_a_minute_are_kept_and_each_quarter_of_a_minute_one_for_an_hour(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:
-    found, now = status(connection, redis_client, flow), [0.0]
+    found, now = status(Store(connection), redis_client, flow), [0.0]
     sampler = StatusSampler(flow, "", "", clock=lambda: now[0])
     for now[0] in range(0, 2 * 3600 + 2, 2):
         sampler.store(found, None)
@@ -81,7 +82,7 @@ def test_points_of_a_minute_are_kept_and_each_quarter_of_a_minute_one_for_an_hou
 def test_a_point_has_the_counts_of_all_shards_and_of_so_many_names(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
-    found = status(connection, redis_client)
+    found = status(Store(connection), redis_client)
     [late] = [each for each in found.consumers if each.consumer == "late"]
     many = tuple(replace(late, consumer=f"c{number}") for number in range(MAX_NAMES + 5))
 

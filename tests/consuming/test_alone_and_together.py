@@ -15,6 +15,7 @@ from penstock.consuming.journals import LocalJournal
 from penstock.consuming.log.log_plans import LogPlans, LogRecords
 from penstock.consuming.transaction import TransactionPlan
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.journal.journal_reader import journal_bounds, registered_tails
 from penstock.records import DEFAULT_SCOPE, Offset, Record, RecordId, Shard, ShardName
 
@@ -31,8 +32,8 @@ def reader(flow: Pipeline, things: Log) -> Any:
 
 
 def make_plans(consumer: Any) -> LogPlans[Record]:
-    journal = LocalJournal(consumer, DEFAULT_SCOPE)
-    return LogPlans(consumer, DEFAULT_SCOPE, LogRecords(consumer, DEFAULT_SCOPE, journal), journal)
+    journal = LocalJournal(consumer)
+    return LogPlans(consumer, LogRecords(consumer, DEFAULT_SCOPE, journal), journal)
 
 
 def make_record(offset: int, key: str = "a") -> Record:
@@ -76,10 +77,10 @@ def test_a_shard_is_delivered_together_with_others_as_it_is_alone_or_not_at_all(
     for case, offsets in (FOLLOWING | WITH_A_GAP).items():
         records = [*map(make_record, offsets)]
         with rolled_back(connection):
-            alone = plans.plan(FIRST, records)(connection, locked)
+            alone = plans.plan(FIRST, records)(Store(connection), locked)
             noted = read_letters(connection)
         with rolled_back(connection):
-            together = plans.plan_together({FIRST: records})(connection, locked)
+            together = plans.plan_together({FIRST: records})(Store(connection), locked)
             is_left = FIRST not in together.result
             assert read_letters(connection) == (noted if not is_left else LETTER_AS_WRITTEN), case
 
@@ -95,7 +96,7 @@ def test_a_gap_is_filled_from_the_journal_up_to_a_barrier(
 ) -> None:
     write_journal(connection, FIRST, "aaaaaaaa")
     locked = {FIRST: make_checkpoint(barrier=barrier)}
-    delivered = make_plans(reader).plan(FIRST, [make_record(AT + 3)])(connection, locked).result
+    delivered = make_plans(reader).plan(FIRST, [make_record(AT + 3)])(Store(connection), locked).result
 
     assert [record.offset for record in delivered.missing] == [AT + 1, AT + 2][: (barrier or 99) - AT]
 
@@ -116,7 +117,7 @@ def test_a_shard_of_a_later_generation_has_the_letters_of_earlier_ones_and_waits
             "VALUES ('reader', 'things', %s, %s, %s, 1)",
             [shard, offset, dead],
         )
-    found = Checkpoints(reader, DEFAULT_SCOPE).lock(connection, [FIRST, SECOND])
+    found = Checkpoints(reader).lock(Store(connection), [FIRST, SECOND])
 
     has = {shard: (each.has_letters, each.waits_for) for shard, each in found.items()}
     assert has == {FIRST: (letters[0] > 0, None), SECOND: (True, None if passed else FIRST.shard)}
@@ -199,25 +200,25 @@ def test_letters_of_the_keys_of_records_are_found_by_keys_and_by_a_range_of_offs
     for shard in (FIRST, SECOND):
         write_journal(connection, shard, KEYS)
     write_letters(connection, LETTERS)
-    letters = DeadLetters(reader, DEFAULT_SCOPE)
+    letters = DeadLetters(reader)
     for shard, (first, last) in product((FIRST, SECOND), RANGES):
         offsets = range(first, min(last, len(KEYS)) + 1)
         keys = [KEYS[offset - 1] for offset in offsets]
         shards = range(shard.shard + 1) if generations != "{}" else (shard.shard,)
         known = [each for each in LETTERS if each[:2] == ("reader", "things") and each[2] in shards and each[4] in keys]
         parked = {each[4] for each in known}
-        found = letters.parked_records(connection, shard, Offset(first), Offset(last))
+        found = letters.parked_records(Store(connection), shard, Offset(first), Offset(last))
 
-        assert letters.parked_keys(connection, shard, keys) == parked
+        assert letters.parked_keys(Store(connection), shard, keys) == parked
         assert [each.offset for each in found] == [at for at, key in zip(offsets, keys, strict=True) if key in parked]
         assert [each.key for each in found] == [key for key in keys if key in parked]
         later = {each[:4]: (shard.shard, first + keys.index(each[4])) for each in known if not each[5]}
         with rolled_back(connection):
             before = read_letters(connection)
-            letters.note_later(connection, shard, keys, [Offset(offset) for offset in offsets])
+            letters.note_later(Store(connection), shard, keys, [Offset(offset) for offset in offsets])
             noted = read_letters(connection)
         with rolled_back(connection):
-            letters.note_later_range(connection, shard, Offset(first), Offset(last))
+            letters.note_later_range(Store(connection), shard, Offset(first), Offset(last))
             assert read_letters(connection) == noted
         assert noted == before | {at: to for at, to in later.items() if (at[2], at[3]) < to}
 
@@ -234,7 +235,7 @@ def test_the_ends_of_the_journal_are_the_same_however_they_are_asked_for(connect
     )
     begins = {shard: 4 if shard in (FIRST, SECOND) else 1 for shard in ends}
 
-    assert journal_bounds(connection, DEFAULT_SCOPE) == {shard: (begins[shard], ends[shard]) for shard in ends}
-    some = journal_bounds(connection, DEFAULT_SCOPE, shards)
+    assert journal_bounds(Store(connection)) == {shard: (begins[shard], ends[shard]) for shard in ends}
+    some = journal_bounds(Store(connection), shards)
     assert some == {shard: (begins.get(shard, 1), ends.get(shard, 0)) for shard in shards}
-    assert registered_tails(connection, DEFAULT_SCOPE) == {FIRST: 4, SECOND: 7, ShardName("z", Shard(7)): 5}
+    assert registered_tails(Store(connection)) == {FIRST: 4, SECOND: 7, ShardName("z", Shard(7)): 5}

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.reader import ALL, Reader, apply, apply_all
 from penstock import DeadLetter, Pipeline
+from penstock.database.store import Store
 from penstock.errors import DeclarationError
 from penstock.operating.letters import of_consumer
 from penstock.records import Record
@@ -75,4 +76,4 @@ def test_an_outcome_holds_if_what_is_around_forgets_to_return_it(
     reader.drain()
 
     assert reader.effects() == [id_ for id_ in ALL if id_ != 5]
-    assert len(of_consumer(reader.connection, "reader")) == 1
+    assert len(of_consumer(Store(reader.connection), "reader")) == 1

@@ -13,8 +13,9 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import Gap
-from penstock.records import DEFAULT_SCOPE, Offset, Record
+from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(shards=1)
@@ -80,7 +81,7 @@ def test_a_hole_in_the_journal_halts_the_shard_at_the_hole(
     [shard] = things.shard_names
 
     def fill(after: int, before: int, count: int) -> list[int]:
-        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), Limit(count))
+        found = backfill(Store(connection), shard, Offset(after), Offset(before), Limit(count))
         return [record.offset for record in found]
 
     assert fill(10, 13, 15) == [11, 12]

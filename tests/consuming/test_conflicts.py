@@ -14,6 +14,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.letters import of_consumer, request_retries
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -52,7 +53,7 @@ def test_no_statement_of_a_logs_worker_that_loses_ends_it(
         done.update(numbers)
 
     def letters() -> list[DeadLetterRow]:
-        return of_consumer(connection, "reader")
+        return of_consumer(Store(connection), "reader")
 
     with connection.transaction():
         stage_rows(connection, things, 20)
@@ -64,12 +65,12 @@ def test_no_statement_of_a_logs_worker_that_loses_ends_it(
         with running(worker.run, streamer.run):
             with connection.transaction():
                 stage_rows(connection, things, 40, "m")
-            request_retries(connection, letters())  # fails again, once
+            request_retries(Store(connection), letters())  # fails again, once
             eventually(
                 lambda: {letter.attempts for letter in letters()} >= {1, 2}, "one is noted, another failed again"
             )
             refused.clear()
-            request_retries(connection, letters())
+            request_retries(Store(connection), letters())
             eventually(lambda: not letters(), "all letters are applied")
             eventually(lambda: losses(connection) > 3, "it has lost, and gone on")
     assert done == set(range(1, 41))

@@ -16,6 +16,7 @@ from fixtures.reader import Handler, Reader, apply
 from penstock import Snooze
 from penstock.channels.log.streams import extents
 from penstock.consuming import Consumed
+from penstock.database.store import Store
 from penstock.errors import HistoryDiverged
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Record, ShardName
@@ -439,7 +440,7 @@ def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(reader: Reade
     reader.stage(10, 10)
     worker.drain()
 
-    reset_checkpoint(reader.connection, "reader", "earliest", apply=True)
+    reset_checkpoint(Store(reader.connection), "reader", "earliest", apply=True)
 
     def applied_again() -> bool:
         worker.round(block_ms=10)

@@ -17,6 +17,7 @@ from fixtures.reader import ALL, Reader, apply, apply_all
 from penstock import Ick, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DeclarationError, HandlerExited
 from penstock.observer import Observers, RoundEnded
 from penstock.operating.letters import of_consumer, request_retries, retry
@@ -70,9 +71,9 @@ def test_no_attempt_and_no_retried_dead_letter_finds_the_context_of_another(
     reader.declare(refuse_async if is_async else refuse, each=True, attempts=2)
     reader.drain()
     calls.check(40)
-    letters = of_consumer(reader.connection, "reader")
+    letters = of_consumer(Store(reader.connection), "reader")
     retry(reader.flow, letters, reader.urls[0])
-    request_retries(reader.connection, letters)
+    request_retries(Store(reader.connection), letters)
     before = len(calls.seen)
     reader.run(lambda: len(calls.seen) >= before + 20)
     calls.check(80)

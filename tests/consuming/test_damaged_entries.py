@@ -21,8 +21,9 @@ from penstock.channels.log.streams import read, read_newest
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
-from penstock.records import DEFAULT_SCOPE, Offset, Record
+from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 from penstock.verifying.comparing import FindingKind
@@ -327,9 +328,9 @@ def test_verify_in_small_ranges_names_it_in_each(
 def test_verify_finds_every_damage(
     codec: str, published: Log, connection: Connection, redis_client: redis.Redis, redis_url: str
 ) -> None:
-    examiner = InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
+    examiner = InlineExaminer(Store(connection), redis_url)
     for how in every_damage(redis_client, codec):
-        found = verify(connection, redis_client, examiner).counts
+        found = verify(Store(connection), redis_client, examiner).counts
         assert FindingKind.DAMAGED in found, how
 
 

@@ -14,7 +14,8 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
-from penstock.records import DEFAULT_SCOPE, Offset, Record, ShardName
+from penstock.database.store import Store
+from penstock.records import Offset, Record, ShardName
 from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(redis_memory=60_000)
@@ -127,7 +128,7 @@ def test_a_read_of_the_journal_is_bounded_in_records_and_bytes(
     shard = things.shard_names[0]
 
     def read(after: int, before: int, count: int, max_bytes: int) -> list[int]:
-        found = backfill(connection, DEFAULT_SCOPE, shard, Offset(after), Offset(before), Limit(count, max_bytes))
+        found = backfill(Store(connection), shard, Offset(after), Offset(before), Limit(count, max_bytes))
         return [record.offset for record in found]
 
     assert read(10, 90, 1000, 1 << 20) == list(range(11, 90))

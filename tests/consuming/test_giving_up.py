@@ -95,9 +95,9 @@ def test_a_record_is_not_dead_lettered_when_the_checkpoint_is_no_longer_before_i
         poison = read(client, "penstock", shard, BEGINNING, 10)[POISON - 1]
     connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
     before = state(connection)
-    journal = LocalJournal(worker.consumer, DEFAULT_SCOPE)
+    journal = LocalJournal(worker.consumer)
     records = LogRecords(worker.consumer, DEFAULT_SCOPE, journal)
-    plan = LogPlans(worker.consumer, DEFAULT_SCOPE, records, journal).plan_dead_letter(shard, poison, "bad", 3)
+    plan = LogPlans(worker.consumer, records, journal).plan_dead_letter(shard, poison, "bad", 3)
     transaction = HandlerTransaction(WorkerSetup(flow, worker.consumer, database_url))
     delivered = transaction.apply([shard], plan)
     transaction.close()

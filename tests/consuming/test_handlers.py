@@ -22,6 +22,7 @@ from penstock import Ick, Log, Pipeline, Snooze, stage
 from penstock.consuming import make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DeclarationError, HandlerExited, ServerUnavailable
 from penstock.operating.letters import of_consumer, retry
 from penstock.operating.reset.checkpoint import reset_checkpoint
@@ -61,7 +62,7 @@ def test_what_is_around_handlers_is_in_their_transaction_and_sees_each_attempt(r
     expected = [(id_,) for id_ in ALL if id_ != 5]
     assert reader.connection.execute("SELECT id FROM public.around ORDER BY 1").fetchall() == expected
     assert [(id_,) for id_ in reader.effects()] == expected
-    assert len(of_consumer(reader.connection, "reader")) == 1
+    assert len(of_consumer(Store(reader.connection), "reader")) == 1
     assert calls[:2] == ["outer handler", "inner"]
     with pytest.raises(DeclarationError, match=r"cannot be called with \(call, session, items\)"):
         reader.flow.around(lambda _session, _items: None)
@@ -147,7 +148,7 @@ def test_dead_letters_of_an_async_handler_can_be_retried(reader: Reader) -> None
     reader.declare(handler, each=True, attempts=1)
     reader.drain()
     refused.clear()
-    done = retry(reader.flow, of_consumer(reader.connection, "reader"), reader.urls[0])
+    done = retry(reader.flow, of_consumer(Store(reader.connection), "reader"), reader.urls[0])
 
     assert [each.outcome for each in done] == ["applied"]
     assert (reader.effects(), reader.dead()) == (ALL, [])
@@ -611,8 +612,8 @@ def test_a_deploy_that_fails_every_record_is_halted(
     assert all("dead letters in a row" in why and "--resume" in why for why in halted.values())
     assert len(reader.dead()) <= 11
     broken[0] = False
-    retry(reader.flow, of_consumer(connection, "reader"), reader.urls[0])
-    reset_checkpoint(connection, "reader", None, resume=True, apply=True)
+    retry(reader.flow, of_consumer(Store(connection), "reader"), reader.urls[0])
+    reset_checkpoint(Store(connection), "reader", None, resume=True, apply=True)
     reader.drain()
     assert reader.effects() == list(range(1, 61))
 

@@ -20,6 +20,7 @@ from penstock.batches.record_batch import Records, as_records
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.letters import of_consumer, retry
 from penstock.parsing import parse_json
 from penstock.records import Offset, Record, Shard, ShardName, forget_parsed
@@ -150,7 +151,7 @@ def test_columns_are_there_wherever_the_records_come_from(
         worker.drain()
     assert len(seen) == 117
     refused.clear()
-    retry(flow, of_consumer(connection, "reader"), database_url)
+    retry(flow, of_consumer(Store(connection), "reader"), database_url)
 
     assert len(seen) == 120
     assert set(seen) == {f'{{"number": {number}}}' for number in range(1, 41)}

@@ -20,6 +20,7 @@ from fixtures.reader import ALL, Reader, apply, apply_all
 from penstock import Log, Snooze
 from penstock.channels.routing import log_keys
 from penstock.consuming import make_worker
+from penstock.database.store import Store
 from penstock.errors import HandlerExited
 from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
@@ -98,7 +99,7 @@ def test_a_dead_letter_can_be_retried_beside_a_busy_worker(reader: Reader, datab
     reader.declare(refuses, each=True, attempts=1)
     reader.drain()
     refused.clear()
-    letters = of_consumer(reader.connection, "reader")
+    letters = of_consumer(Store(reader.connection), "reader")
 
     def busy(stop: Callable[[], bool]) -> None:
         """Simulates a worker with a slow handler and a backlog: the row is free only briefly between transactions."""

@@ -22,12 +22,12 @@ from penstock.consuming import make_worker
 from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.django import DjangoPipeline
 from penstock.engines import inline
 from penstock.engines.stealing import Chores, Recruiter
 from penstock.errors import ServerUnavailable
 from penstock.operating.letters import of_consumer, retry
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 from staging.test_connections import make_django
@@ -327,11 +327,11 @@ def test_nothing_of_a_lost_retry_of_a_dead_letter_is_left(
     flow = declare(attempts, "log", face, "batch")
     attempts.poison = None
     with connect_postgres(database_url, application="test") as own:
-        register_consumer(own, DEFAULT_SCOPE, flow.get_consumer("reader"))
+        register_consumer(Store(own), flow.get_consumer("reader"))
     connection.execute(LETTERS)
 
     for _ in FAILURES:
         with suppress(ServerUnavailable):
-            retry(flow, of_consumer(connection, "reader"), database_url)
+            retry(flow, of_consumer(Store(connection), "reader"), database_url)
 
     check(connection, attempts, KEYS)

@@ -25,6 +25,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DeclarationError, HistoryDiverged, Refused
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.streaming import Streamer
@@ -134,9 +135,9 @@ def test_no_checkpoint_of_an_ick_is_moved(documents: Connection, streamer: Strea
 
     for to in ("earliest", "latest"):
         with pytest.raises(Refused, match="penstock replay LOG --to index"):
-            reset_checkpoint(documents, "indexer", to, resume=True, apply=True)
+            reset_checkpoint(Store(documents), "indexer", to, resume=True, apply=True)
 
-    [move] = reset_checkpoint(documents, "indexer", resume=True, apply=True)
+    [move] = reset_checkpoint(Store(documents), "indexer", resume=True, apply=True)
     assert (move.shard, move.again, move.passed_over, move.resumes) == (1, 0, 0, True)
 
 

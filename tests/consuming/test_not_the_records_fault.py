@@ -18,6 +18,7 @@ from fixtures.constants import SetConstants
 from fixtures.reader import ALL, Handler, Reader, apply, apply_all
 from penstock import Snooze
 from penstock.consuming import delivery
+from penstock.database.store import Store
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.records import Record
 
@@ -108,7 +109,7 @@ def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
         moved.start()
         raise Snooze(0.3)  # longer than the interval at which checkpoints are read again
 
-    moved = threading.Timer(0.05, partial(reset_checkpoint, reader.connection, "reader", "latest", apply=True))
+    moved = threading.Timer(0.05, partial(reset_checkpoint, Store(reader.connection), "reader", "latest", apply=True))
     reader.declare(waits)
     reader.drain()  # and does not wait for ever
 
@@ -124,7 +125,7 @@ def test_a_reason_for_waiting_is_cleared_when_the_shard_no_longer_waits(reader: 
     reader.declare(waits)
     worker = reader.worker()
     worker.round(0)
-    reset_checkpoint(reader.connection, "reader", "latest", apply=True)
+    reset_checkpoint(Store(reader.connection), "reader", "latest", apply=True)
 
     assert reader.checkpoints("waiting") == [None, None]
 

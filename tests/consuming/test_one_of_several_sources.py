@@ -30,6 +30,7 @@ from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.journals import Limit
 from penstock.consuming.several.source_link import SourceLink
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
 from penstock.engines.stealing import Chores
 from penstock.errors import (
@@ -440,14 +441,14 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
         assert reset_epoch(own, redis_client, regions.pipeline, apply=True).applied
         for connection, said in ((own, "penstock reset source totals eu compares"), (source, "in another database")):
             with pytest.raises(Refused, match=said):
-                reset_checkpoint(connection, "totals", "earliest")
+                reset_checkpoint(Store(connection), "totals", "earliest")
         with pytest.raises(Unknown, match="totals reads no source asia; it reads things@"):
-            reset_source(own, source, redis_client, "totals", "asia")
+            reset_source(Store(own), Store(source), redis_client, "totals", "asia")
         with pytest.raises(Unknown, match="no consumer 'total' is registered"):
-            reset_source(own, source, redis_client, "total", "eu")
+            reset_source(Store(own), Store(source), redis_client, "total", "eu")
         own.execute("UPDATE penstock.checkpoints SET halted = 'by hand'")
-        assert len(reset_checkpoint(own, "totals", resume=True, apply=True)) == 5
-        found = status(own, redis_client, regions.pipeline)
+        assert len(reset_checkpoint(Store(own), "totals", resume=True, apply=True)) == 5
+        found = status(Store(own), redis_client, regions.pipeline)
 
     assert regions.rows(where) == before
     lags = {each.channel: sum(shard.lag for shard in each.shards) for each in found.consumers}
@@ -546,7 +547,7 @@ def test_the_rights_of_a_consumer_suffice_at_a_source(regions: Regions, redis_cl
             connect_postgres(own_url, application="test") as own,
             connect_postgres(url, application="test") as at_source,
         ):
-            accepted = reset_source(own, at_source, redis_client, "totals", "eu", apply=True)
+            accepted = reset_source(Store(own), Store(at_source), redis_client, "totals", "eu", apply=True)
         administrator.execute(b"DROP ROLE a_reader_elsewhere")
     assert sum(each.in_doubt for each in accepted) == 0
     reported = 'SELECT sum("offset") FROM penstock.checkpoints'
@@ -589,10 +590,10 @@ def test_doctor_and_the_list_of_consumers_know_checkpoints_in_sources(
         source.stream()
     regions.drain()
     with connect_postgres(regions.database_url, application="test") as own:
-        found = diagnose(own, redis_client, regions.pipeline)
-        listed = list_consumers(own)
+        found = diagnose(Store(own), redis_client, regions.pipeline)
+        listed = list_consumers(Store(own))
     with connect_postgres(regions.eu.url, application="test") as elsewhere:
-        at_source = list_consumers(elsewhere)
+        at_source = list_consumers(Store(elsewhere))
 
     errors = {each.check for each in found if each.grade == "error"}
     assert errors <= {"durability"}  # of the server for tests
@@ -763,11 +764,11 @@ def test_the_shards_of_a_source_do_not_change_under_a_consumer_elsewhere(
     regions.us.stream()
     regions.eu.stream()
     with connect_postgres(regions.us.url, application="test") as connection:
-        assert reshard(connection, "things@us", 5, apply=True).applied
+        assert reshard(Store(connection), "things@us", 5, apply=True).applied
     with pytest.raises(DeclarationError, match="number of shards of things@us was changed"):
         regions.drain()
     with connect_postgres(regions.eu.url, application="test") as connection, pytest.raises(Refused, match="totals"):
-        reshard(connection, "things@eu", 5, apply=True)
+        reshard(Store(connection), "things@eu", 5, apply=True)
 
 
 def test_keys_are_parked_in_the_shards_of_a_source(regions: Regions) -> None:
@@ -821,7 +822,7 @@ def test_a_dead_letter_of_a_source_is_superseded_without_asking_the_source(regio
     parting.drain()
 
     with connect_postgres(regions.database_url, application="test") as own:
-        letters = of_consumer(own, "totals")
+        letters = of_consumer(Store(own), "totals")
     done = retry(pipeline, letters, regions.database_url)
     assert [(each.letter.channel, each.outcome) for each in done] == [
         ("things@eu", "superseded"),
@@ -898,9 +899,9 @@ def test_a_consumer_of_several_sources_is_renamed_where_its_checkpoints_are(
     old.open()
     with connect_postgres(regions.eu.url, application="test") as elsewhere:
         with pytest.raises(Refused, match="consumer of another database"):
-            rename(elsewhere, "totals", "sums", apply=True)
+            rename(Store(elsewhere), "totals", "sums", apply=True)
         with pytest.raises(Unknown):
-            rename(elsewhere, "sums", "more", apply=True)
+            rename(Store(elsewhere), "sums", "more", apply=True)
 
     plan = penstock("consumers", "rename", "totals", "sums")
     done = penstock("consumers", "rename", "totals", "sums", "--apply")
@@ -919,8 +920,8 @@ def test_a_consumer_of_several_sources_is_renamed_where_its_checkpoints_are(
     assert following.drain() == 10
     for source in (regions.eu, regions.us):
         with connect_postgres(source.url, application="test") as elsewhere:
-            assert {each.consumer for each in list_consumers(elsewhere)} == {"sums", "totals"}
-            retire(elsewhere, "totals", apply=True)
+            assert {each.consumer for each in list_consumers(Store(elsewhere))} == {"sums", "totals"}
+            retire(Store(elsewhere), "totals", apply=True)
         source.stage(5, "last ")
         source.stream()
     assert following.drain() == 10

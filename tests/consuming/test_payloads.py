@@ -17,6 +17,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DeclarationError
 from penstock.operating.letters import of_consumer
 from penstock.records import Offset, Record, RecordId, Shard
@@ -85,7 +86,7 @@ def test_a_handler_gets_its_type_and_an_invalid_payload_is_dead_lettered(
 
     wanted: Any = {"number": 7, "fare": Decimal("1.50")}
     assert seen == [wanted if model is AsTypedDict else model(**wanted)] * 8
-    [letter] = of_consumer(connection, "reader")
+    [letter] = of_consumer(Store(connection), "reader")
     assert (letter.offset, letter.attempts) == (4, 1)
     assert letter.reason.startswith("InvalidPayload: ")
     assert "number" in letter.reason or "$.number" in letter.reason

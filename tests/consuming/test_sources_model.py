@@ -23,6 +23,7 @@ from penstock import Log, Pipeline
 from penstock.channels.log.streams import extents, read
 from penstock.channels.routing import log_keys
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused, ServerUnavailable
 from penstock.journal.journal_reader import log_epochs
@@ -332,7 +333,7 @@ class Restoring:
             connect_postgres(self.eu.url, application="test") as there,
             connect_redis(self.regions.redis_url) as client,
         ):
-            return reset_source(own, there, client, "totals", "eu", to=to, apply=applies)
+            return reset_source(Store(own), Store(there), client, "totals", "eu", to=to, apply=applies)
 
     def check_plan(
         self, plan: Sequence[AcceptedShard], facts: dict[ShardName, Facts], epoch: int, *, applies: bool

@@ -27,6 +27,7 @@ from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.errors import PrivilegeMissing
 from penstock.observer import TroubleReport
 from penstock.operating.doctor.diagnosis import diagnose
@@ -178,10 +179,10 @@ def test_an_async_handler_waits_for_a_right(consumer_reader: Reader) -> None:
 def test_a_shard_that_waits_for_one_thing_after_another_has_waited_since_the_first(reader: Reader) -> None:
     reader.declare(apply)
     consumer = reader.flow.get_consumer("reader")
-    register_consumer(reader.connection, reader.flow.scope, consumer)
-    checkpoints, times = Checkpoints(consumer, reader.flow.scope), []
+    register_consumer(Store(reader.connection, reader.flow.scope), consumer)
+    checkpoints, times = Checkpoints(consumer), []
     for reason in ("a lock", "a table", None, "a lock"):
-        checkpoints.note_waiting(reader.connection, reader.channel.shard_names[0], reason)
+        checkpoints.note_waiting(Store(reader.connection), reader.channel.shard_names[0], reason)
         times.append(reader.checkpoints("updated_at")[0])
 
     assert times[0] == times[1] == times[2] < times[3]
@@ -205,7 +206,9 @@ def test_status_doctor_log_and_trouble_say_what_is_waited_for(
         watch.look()
         watch.look()
         checks = [
-            each for each in diagnose(connection, redis_client, consumer_reader.flow) if each.check == "consumers"
+            each
+            for each in diagnose(Store(connection), redis_client, consumer_reader.flow)
+            if each.check == "consumers"
         ]
         connection.execute("GRANT ALL ON public.effects TO PUBLIC")
         eventually(lambda: consumer_reader.effects() == ALL, "all are applied")

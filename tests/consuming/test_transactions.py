@@ -5,12 +5,13 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
 from penstock.database.connections import Connection
 from penstock.database.executor import Executor
+from penstock.database.store import Store
 
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
 
 
-def read_process(executor: Executor, _: Locked) -> TransactionPlan[int]:
-    [(process,)] = executor.execute(b"SELECT pg_backend_pid()").fetchall()
+def read_process(store: Store[Executor], _: Locked) -> TransactionPlan[int]:
+    [(process,)] = store.connection.execute(b"SELECT pg_backend_pid()").fetchall()
     return TransactionPlan(int(process))
 
 

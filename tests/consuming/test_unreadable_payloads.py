@@ -26,6 +26,7 @@ from penstock.clients import DirtyList
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.letters import LetterFilter, newest
 from penstock.records import Record
 from penstock.streaming import Streamer
@@ -113,7 +114,7 @@ def declare_consumers(pipeline: Pipeline, things: Log) -> dict[str, list[str]]:
 
 def dead(connection: Connection, consumer: str) -> set[str]:
     """Keys of the dead letters; their payloads are whole, and their reasons show nothing of them."""
-    letters = newest(connection, LetterFilter(consumer))
+    letters = newest(Store(connection), LetterFilter(consumer))
     assert not any("[[[" in each.reason or "9999" in each.reason for each in letters)
     rows = connection.execute(
         "SELECT key, data::text FROM penstock.dead_letters WHERE consumer = %s", (consumer,)

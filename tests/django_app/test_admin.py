@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.constants import SetConstants
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.django import DjangoPipeline
 from penstock.operating.pausing import list_actions
 
@@ -124,7 +125,7 @@ def test_permissions_decide_what_is_seen_and_done(ask: Ask, connection: Connecti
     assert look() == [(False, False, False, False)] * 2
     assert look(PAYLOAD) == [(True, True, False, False), (True, True, True, False)]
     assert next(each[3] for each in look(RETRY))
-    assert list_actions(connection) == []
+    assert list_actions(Store(connection)) == []
 
 
 def test_a_retry_asks_for_those_chosen_that_are_there_and_not_superseded(ask: Ask, connection: Connection) -> None:
@@ -144,7 +145,7 @@ def test_a_retry_asks_for_those_chosen_that_are_there_and_not_superseded(ask: As
     assert superseded == [*nothing, warning]
     requested = 'SELECT consumer, "offset" FROM penstock.dead_letters WHERE retry_requested_at IS NOT NULL ORDER BY 2'
     assert connection.execute(requested).fetchall() == [("gone", 1), ("gone", 4)]
-    [noted] = list_actions(connection)
+    [noted] = list_actions(Store(connection))
     assert (noted.done_by, noted.title) == ("otto", "Retry 2 dead letters")
     assert noted.command == "; ".join(
         f"penstock dead-letters retry gone 'orders/0 offset {offset}'" for offset in (4, 1)

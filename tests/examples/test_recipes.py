@@ -26,6 +26,7 @@ from fixtures.command_line import CommandLine
 from fixtures.documents import ROOT
 from penstock import Log, Pipeline, stage
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.operating.letters import of_consumer
 from penstock.records import is_place
 from penstock.testing import drained, eventually
@@ -111,7 +112,7 @@ def test_webhooks_are_signed_and_a_dead_endpoint_is_left_alone(
                 webhooks.deliver.stage(session, webhooks.Webhook(url, "order.paid", {"id": 7}), tenant=tenant)
         drained(webhooks.pipeline, database_url, redis_url, allow_dead_letters=True)
         with connect_postgres(database_url, application="test") as connection:
-            letters = {each.key: each.reason for each in of_consumer(connection, "deliver")}
+            letters = {each.key: each.reason for each in of_consumer(Store(connection), "deliver")}
 
     assert len(received) == 1
     assert len(refused) == 2  # and then it is left alone

@@ -25,8 +25,9 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.journal.journal_reader import journal_tails
-from penstock.records import DEFAULT_SCOPE, ShardName
+from penstock.records import ShardName
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -152,7 +153,7 @@ def all_is_done(connection: Connection, client: redis.Redis) -> bool:
     found = extents(client, "penstock", INDEX.shard_names)
     return (
         (last is None or last == sequenced)
-        and all(found[shard].tail == last for shard, last in journal_tails(connection, DEFAULT_SCOPE).items())
+        and all(found[shard].tail == last for shard, last in journal_tails(Store(connection)).items())
         and all(not state.members for state in states)
     )
 

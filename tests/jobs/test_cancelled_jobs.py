@@ -32,6 +32,7 @@ from penstock import (
 )
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import InvalidRecord
 from penstock.operating.tracing.causes import explain
 from penstock.records import RecordId
@@ -76,7 +77,7 @@ def test_a_job_is_cancelled_by_its_id_or_its_unique_name_before_it_begins(
         assert cancel(session, of=JOBS, unique="far") == CancelledJobs((3,), ())
         stage_job(session, "n")
     # Refused at first, as the cancelled one still has the name in Redis, and asked for again after a second.
-    traced = explain(bench.connection, bench.client, RecordId(1))
+    traced = explain(Store(bench.connection), bench.client, RecordId(1))
     assert (traced.cause, traced.is_applied, "has no effect" in traced.text) == ("cancelled", False, True)
     assert traced.story is not None
     assert traced.story.is_done
@@ -353,7 +354,7 @@ def test_jobs_that_were_cancelled_and_are_kept_are_not_read_each_time(bench: Ben
     )
     bench.connection.execute("ANALYZE penstock.cancellations")
     values = {"channel": "jobs", "shard": 0, "records": 1000, "keep": timedelta(days=1)}
-    sql = b"EXPLAIN ANALYZE " + statements("penstock.streaming", "penstock")["take_cancelled"]
+    sql = b"EXPLAIN ANALYZE " + statements("penstock")["take_cancelled"]
     plan = "\n".join(line for (line,) in bench.connection.execute(sql, values))
     assert "Rows Removed by Filter" not in plan
     assert "Seq Scan on cancellations" not in plan

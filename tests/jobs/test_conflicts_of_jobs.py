@@ -13,6 +13,7 @@ from fixtures.losing import losses, make_losing
 from penstock import Cancel, DeadLetter, Job, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.store import Store
 from penstock.operating.letters import of_consumer, request_retries
 from penstock.testing import eventually
 
@@ -62,7 +63,7 @@ def test_no_statement_of_a_queues_worker_that_loses_ends_it(
     bench.stage(data="cancelled")
     bench.stage(data="late", deadline=datetime(2020, 1, 1, tzinfo=UTC))
     with running(worker.run):
-        request_retries(bench.connection, of_consumer(bench.connection, "receipts"))
+        request_retries(Store(bench.connection), of_consumer(Store(bench.connection), "receipts"))
         # The refused one is staged again, as a new job, which no streamer publishes here.
         eventually(
             lambda: (
@@ -86,7 +87,7 @@ def test_two_workers_take_requested_retries_at_the_same_moment(
     bench.stage(200)
     first.drain()
     second = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
-    request_retries(bench.connection, of_consumer(bench.connection, "receipts"))
+    request_retries(Store(bench.connection), of_consumer(Store(bench.connection), "receipts"))
     with second, running(first.run, second.run):
         eventually(lambda: not bench.letters, "all are staged again")
     assert len(bench.unfinished) == 200

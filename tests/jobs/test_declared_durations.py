@@ -17,13 +17,14 @@ from fixtures.jobs import JOBS, Bench
 from fixtures.sent import listen
 from penstock import Ick, Job, Log, Pipeline, Queue, Snooze, Unique
 from penstock.database.registry import register_channel, registered_channels
+from penstock.database.store import Store
 from penstock.database.transactions import Timeouts, handler_settings, own_settings, set_local_in_one
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.handlers import ConsumerOptions, WorkerDeclaration
 from penstock.declaring.kinds import Channel, Seconds
 from penstock.declaring.schedules import ScheduleOptions, ScheduleSpec
 from penstock.parsing import Duration
-from penstock.records import BEGINNING, DEFAULT_SCOPE, Epoch, Offset
+from penstock.records import BEGINNING, Epoch, Offset
 from penstock.staging.messages import MessageOptions, make_message, make_scheduled
 from penstock.streaming import retain
 from penstock.streaming.queues import KEEP_CANCELLED, Queues, make_queued
@@ -137,16 +138,16 @@ def test_records_are_kept_for_exactly_as_long_as_their_channel_says(
     given: Any, kind: type[Channel], connection: psycopg.Connection, redis_client: redis.Redis
 ) -> None:
     channel: Any = kind("a", shards=1, keep=given)
-    register_channel(connection, DEFAULT_SCOPE, channel)
+    register_channel(Store(connection), channel)
     [shard] = channel.shard_names
-    assert registered_channels(connection, DEFAULT_SCOPE)["a"].keep == TIME
+    assert registered_channels(Store(connection))["a"].keep == TIME
 
     for age, count in ((TIME, 2), (TIME + INSTANT, 1)):
         connection.execute("TRUNCATE penstock.journal")
         for offset in (1, 2):
             values = [offset, offset, [offset], NOW - age]
             connection.execute("INSERT INTO penstock.journal VALUES ('a', 0, %s, %s, %s, 1, %s)", values)
-        retain(connection, redis_client, DEFAULT_SCOPE, channel, {shard: Offset(2)})
+        retain(Store(connection), redis_client, channel, {shard: Offset(2)})
         assert left(connection, "journal") == count
 
 
@@ -162,7 +163,7 @@ def test_what_is_noted_of_jobs_is_kept_for_exactly_as_long_as_their_queue_says(
             connection.execute("INSERT INTO penstock.job_notes VALUES (%s, 'a', %s, NULL, NULL, %s)", row)
     for number, age in enumerate((TIME, TIME + INSTANT)):
         connection.execute("INSERT INTO penstock.job_results VALUES (%s, 'a', '1', %s)", [number, NOW - age])
-    remove_old_notes(connection, DEFAULT_SCOPE, [queue])
+    remove_old_notes(Store(connection), [queue])
 
     for table, ids in (("job_notes", [0, 2]), ("job_results", [0])):
         found = connection.execute(f"SELECT record_id FROM penstock.{table} ORDER BY 1".encode()).fetchall()
@@ -175,11 +176,11 @@ def test_a_cancelled_job_is_known_for_as_long_as_its_queue_says_and_a_minute_at_
     given: Duration, keep: timedelta, connection: psycopg.Connection, redis_client: redis.Redis
 ) -> None:
     queue = Queue("a", keep=given)
-    register_channel(connection, DEFAULT_SCOPE, queue)
+    register_channel(Store(connection), queue)
     for number, age in enumerate((keep, keep + INSTANT)):
         connection.execute("INSERT INTO penstock.cancellations VALUES (%s, 'a', 0, true, %s)", [number, NOW - age])
-    queues = Queues(connection, redis_client, DEFAULT_SCOPE, Epoch(1))
-    queues.update(registered_channels(connection, DEFAULT_SCOPE))
+    queues = Queues(Store(connection), redis_client, Epoch(1))
+    queues.update(registered_channels(Store(connection)))
     queues.maintain(dict.fromkeys(queue.shard_names, BEGINNING))
 
     assert connection.execute("SELECT record_id FROM penstock.cancellations").fetchall() == [(0,)]

@@ -18,6 +18,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import ForeignQueue
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
@@ -208,7 +209,7 @@ def test_doctor_names_the_shard_and_the_streamer_feeds_all_other_shards_and_queu
     world.stage(1, "receipts")
     world.publish()
     FOREIGN[what](world)
-    [bad] = [each for each in diagnose(world.connection, world.client, world.pipeline) if each.check == "queues"]
+    [bad] = [each for each in diagnose(Store(world.connection), world.client, world.pipeline) if each.check == "queues"]
     assert (bad.grade, f"jobs/{BAD}" in bad.message, bool(bad.fix)) == ("error", True, True)
     for channel in ("jobs", "receipts"):
         world.connection.execute(PUT_BACK, (channel,))
@@ -226,5 +227,5 @@ def test_doctor_names_the_shard_and_the_streamer_feeds_all_other_shards_and_queu
 
 
 def _waiting(world: World) -> list[tuple[str, str, str]]:
-    found = status(world.connection, world.client, world.pipeline).waiting
+    found = status(Store(world.connection), world.client, world.pipeline).waiting
     return [(consumer, str(shard), reason) for consumer, shard, reason in found]

@@ -17,6 +17,7 @@ from fixtures.flow import running
 from fixtures.jobs import JOBS, Bench
 from penstock import Cancel, Job, Log, Pipeline, Queue, Staging, find_group, find_group_async, stage_many
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.errors import InvalidRecord, ServerUnavailable, StagingError
 from penstock.operating.channels import retire_channel
 from penstock.staging.job_reports import _GROUP
@@ -100,11 +101,11 @@ def test_a_member_whose_end_is_not_committed_is_left(
     bench.connection.execute(finish, [last])  # at which the group looks first
     with connect_postgres(database_url, application="worker") as worker, worker.transaction() as transaction:
         worker.execute(finish, [first])
-        assert groups.stage_following(bench.connection) == 0
+        assert groups.stage_following(Store(bench.connection)) == 0
         raise psycopg.Rollback(transaction)
-    assert groups.stage_following(bench.connection) == 0
+    assert groups.stage_following(Store(bench.connection)) == 0
     bench.connection.execute(finish, [first])
-    assert [groups.stage_following(bench.connection) for _ in range(2)] == [1, 0]
+    assert [groups.stage_following(Store(bench.connection)) for _ in range(2)] == [1, 0]
     [(channel, headers)] = bench.rows("SELECT channel, headers FROM penstock.staged_records")
     assert (channel, len(headers["group"])) == ("reports", 32)
 
@@ -117,9 +118,9 @@ def test_a_group_that_cannot_be_ended_holds_up_no_other(
     with sessions.begin() as session:
         stage_many(session, [], to=JOBS, group="good", then=report.job("", tenant="t"))
     groups = JobGroups(working)
-    assert [groups.stage_following(bench.connection) for _ in range(2)] == [1, 0]
+    assert [groups.stage_following(Store(bench.connection)) for _ in range(2)] == [1, 0]
     bench.connection.execute(b"UPDATE penstock.job_groups SET following = NULL WHERE name = 'bad'")
-    assert groups.stage_following(bench.connection) == 1
+    assert groups.stage_following(Store(bench.connection)) == 1
 
 
 class Race:
@@ -139,7 +140,7 @@ class Race:
         while not stop():
             with suppress(ServerUnavailable), connect_postgres(self._url, application="follower") as connection:
                 while not stop():
-                    groups.stage_following(connection)
+                    groups.stage_following(Store(connection))
 
     def kill(self, stop: Callable[[], bool]) -> None:
         one = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%follower' AND datname = current_database() LIMIT 1"
@@ -169,7 +170,7 @@ def test_groups_are_removed_with_the_last_queue(
         stage_many(session, make_members(1), to=JOBS, group="g", then=report.job("", tenant="t"))
     left = []
     for name in ("jobs", "reports"):
-        retire_channel(bench.connection, bench.client, name, discard=True, apply=True, pause=lambda _: None)
+        retire_channel(Store(bench.connection), bench.client, name, discard=True, apply=True, pause=lambda _: None)
         left.append(bench.rows("SELECT name FROM penstock.job_groups"))
     assert left == [[("g",)], []]
 
@@ -183,7 +184,7 @@ def test_an_empty_group_has_ended_and_one_that_is_rolled_back_was_never_there(
         stage_many(session, make_members(1), to=JOBS, group="gone", then=report.job("", tenant="t"))
     with bench.connection.transaction():  # without anything to follow, through a connection of psycopg
         assert len(receipts.stage_many(bench.connection, [1, 2], tenant="t", group="plain")) == 2
-    assert JobGroups(working).stage_following(bench.connection) == 1
+    assert JobGroups(working).stage_following(Store(bench.connection)) == 1
     plain = find_group(bench.connection, "plain")
     assert plain is not None
     assert plain.remaining == 2
@@ -256,7 +257,7 @@ def test_groups_are_ended_for_a_while_and_the_others_later(
         for number in range(7):
             stage_many(session, [], to=JOBS, group=str(number))
     groups = JobGroups(working)
-    assert [groups.stage_following(bench.connection) for _ in range(3)] == [4, 3, 0]
+    assert [groups.stage_following(Store(bench.connection)) for _ in range(3)] == [4, 3, 0]
 
 
 def test_dead_letters_of_others_are_not_compared_with_each_member(

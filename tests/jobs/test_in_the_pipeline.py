@@ -17,6 +17,7 @@ from penstock import DeadLetter, Job, Pipeline, Snooze, stage, stage_many
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.errors import DeclarationError, InvalidMessage, InvalidRecord, Refused
 from penstock.operating import letters as dead_letters
 from penstock.operating.reset.checkpoint import reset_checkpoint
@@ -143,9 +144,9 @@ def test_a_dead_letter_of_a_queue_is_staged_again_for_its_tenant(
     assert (tenant, attempts, reason) == ("acme", 1, "ValueError: poison")
 
     bench.connection.execute("UPDATE penstock.dead_letters SET data = '{}'")  # it is repaired
-    letters = dead_letters.of_consumer(bench.connection, "receipts")
+    letters = dead_letters.of_consumer(Store(bench.connection), "receipts")
     assert str(letters[0].place) == f"jobs/0 offset {record}"
-    assert dead_letters.read_record(bench.connection, letters[0]) is not None
+    assert dead_letters.read_record(Store(bench.connection), letters[0]) is not None
     [retried] = dead_letters.retry(working, letters, database_url)
     assert retried.outcome == "staged"
     assert bench.letters == []
@@ -194,7 +195,7 @@ def test_status_counts_what_a_worker_has_done_and_how_far_it_is(
             stage(session, to=JOBS, action="send", object="receipt", key="k", data={word: True}, tenant="t")
     drained(working, database_url, redis_url, allow_dead_letters=True)
     with connect_postgres(database_url, application="test") as connection, connect_redis(redis_url) as client:
-        [consumer] = status(connection, client, working).consumers
+        [consumer] = status(Store(connection), client, working).consumers
     [shard] = consumer.shards
     assert (consumer.consumer, shard.applied, shard.skipped, shard.dead_lettered) == ("receipts", 5, 0, 1)
 
@@ -271,11 +272,11 @@ def test_resuming_a_halted_queue_keeps_its_dead_letters(
     with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
         worker.drain()
     with connect_postgres(database_url, application="test") as connection:
-        [move] = reset_checkpoint(connection, "receipts", resume=True, apply=True)
+        [move] = reset_checkpoint(Store(connection), "receipts", resume=True, apply=True)
         assert (move.resumes, move.dead_letters) == (True, 0)
         assert [record for record, *_ in bench.letters] == ids[:3]
         with pytest.raises(Refused, match="dead-letters retry"):
-            reset_checkpoint(connection, "receipts", "earliest")
+            reset_checkpoint(Store(connection), "receipts", "earliest")
 
 
 def test_a_job_for_a_unit_test_reads_as_if_it_had_been_staged() -> None:

@@ -12,6 +12,7 @@ from penstock import Job, Pipeline, Snooze
 from penstock.channels.queue.inspection import QueueStatus
 from penstock.console.pages import find_troubles
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.store import Store
 from penstock.declaring.unique import TenantLimits
 from penstock.engines.stealing.tools import summarise
 from penstock.observing.state_metrics import Series, measure
@@ -58,7 +59,7 @@ def make_old(bench: Bench) -> None:
 
 
 def look(bench: Bench, working: Pipeline) -> tuple[Status, ConsumerShard]:
-    found = status(bench.connection, bench.client, working)
+    found = status(Store(bench.connection), bench.client, working)
     [consumer] = found.consumers
     return found, consumer.shards[0]
 
@@ -100,14 +101,14 @@ def test_a_job_that_is_due_later_is_no_lag(
 
     found, shard = look(bench, working)
     assert (shard.lag, shard.lag_s, shard.applied) == (0, 0.0, 200)
-    assert [each for each in diagnose(bench.connection, bench.client, working) if "behind" in each.message] == []
+    assert [each for each in diagnose(Store(bench.connection), bench.client, working) if "behind" in each.message] == []
     assert find_troubles(found) == []
     measured = metrics(found)
     assert (measured["consumer_lag_records"], measured["consumer_lag_seconds"]) == (0, 0)
     assert measured["queue_oldest_age_seconds"] == 0
     lag = summarise(found).consumers["receipts"]
     assert (lag.records, lag.seconds, lag.ever) == (0, 0.0, 201)
-    cause = explain(bench.connection, bench.client, RecordId(job))
+    cause = explain(Store(bench.connection), bench.client, RecordId(job))
     assert "penstock consume" not in (cause.fix or "")
 
 
@@ -173,7 +174,7 @@ def test_a_worker_that_is_behind_is_advised_a_command_that_is_taken(
     start_worker(handler)
     [job] = stage()
 
-    [advice] = [each for each in diagnose(bench.connection, bench.client, working) if "behind" in each.message]
-    cause = explain(bench.connection, bench.client, RecordId(job))
+    [advice] = [each for each in diagnose(Store(bench.connection), bench.client, working) if "behind" in each.message]
+    cause = explain(Store(bench.connection), bench.client, RecordId(job))
     assert advice.fix.startswith("penstock work receipts,")
     assert (cause.cause, cause.fix) == ("waiting", "penstock status shows who takes what waits")

@@ -21,10 +21,10 @@ from penstock.channels.queue import NewMessage
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.errors import InvalidMessage, InvalidRecord
 from penstock.operating.jobs.browsing import JobFilter
 from penstock.operating.jobs.changes import retry_jobs
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -163,7 +163,7 @@ def test_dead_letters_of_a_worker_that_has_another_name_now_are_tried_again(
     deployed, done = Pipeline([JOBS]), list[int]()
     deployed.worker(reads=JOBS, name="send_receipts")(lambda _session, job: done.append(job.id))
     if way == "command":
-        [retried] = retry_jobs(bench.connection, bench.client, "jobs", JobFilter(), apply=True)
+        [retried] = retry_jobs(Store(bench.connection), bench.client, "jobs", JobFilter(), apply=True)
         assert retried.outcome == "a worker stages it again, as a new job"
     else:
         with Session(engine) as session, session.begin():
@@ -255,7 +255,7 @@ def test_a_job_that_is_moved_is_given_to_redis_before_it_is_due(
 ) -> None:
     """Whatever others have written into its headers, and whatever it waited for; no record of a log is moved or cancelled."""
     for channel in (JOBS, Queue("others"), Log("log")):
-        register_channel(bench.connection, DEFAULT_SCOPE, channel)
+        register_channel(Store(bench.connection), channel)
     staged = [*(("jobs", before) for before, _, _ in MOVED), ("others", {}), ("log", {})]
     with bench.connection.cursor() as cursor:
         cursor.executemany(

@@ -17,10 +17,11 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import InvalidMessage
 from penstock.operating.tracing.causes import trace
 from penstock.operating.tracing.story import Story
-from penstock.records import DEFAULT_SCOPE, RecordId
+from penstock.records import RecordId
 from penstock.streaming.retention import NOTES_KEPT, remove_old_notes
 from penstock.testing import drained, eventually, make_job
 
@@ -28,7 +29,7 @@ from penstock.testing import drained, eventually, make_job
 def find_stories(bench: Bench) -> list[Story]:
     """The stories of all jobs of the tenant, by their ids."""
     ids = bench.rows("SELECT unnest(record_ids) FROM penstock.journal ORDER BY 1")
-    return [trace(bench.connection, bench.client, RecordId(id_))[0] for (id_,) in ids]
+    return [trace(Store(bench.connection), bench.client, RecordId(id_))[0] for (id_,) in ids]
 
 
 def test_the_trace_of_a_job_has_its_attempts_once_one_has_failed(
@@ -99,7 +100,7 @@ def test_notes_that_cannot_be_written_are_logged_once_and_written_with_newer_one
                 raise NotApplied(outcome, ValueError() if outcome == Failed() else KeyError())
             return True
 
-    notes, transaction = JobNotes(JOBS.name, DEFAULT_SCOPE), cast("HandlerTransaction", Refusing())
+    notes, transaction = JobNotes(JOBS.name), cast("HandlerTransaction", Refusing())
     notes.note_progress(RecordId(1), 0.1, "")
     with capture_logs() as logs:
         while outcomes:
@@ -134,7 +135,7 @@ def test_old_notes_are_removed_once_their_job_is_done(bench: Bench, working: Pip
     for name, queue, ago in [("old", "jobs", day), ("left", "gone", day), ("gone", "gone", weeks)]:
         bench.connection.execute(groups.encode(), [name, queue, ago])
     bench.connection.execute("INSERT INTO penstock.retired_channels (channel) VALUES ('gone')")
-    assert not remove_old_notes(bench.connection, DEFAULT_SCOPE, working.channels.values())
+    assert not remove_old_notes(Store(bench.connection), working.channels.values())
     left = bench.rows("SELECT record_id FROM penstock.job_notes ORDER BY record_id")
     assert [number for (number,) in left] == [waiting, 102, 103, 105]
     assert bench.rows("SELECT record_id FROM penstock.job_results") == [(201,)]
@@ -149,7 +150,7 @@ def test_notes_and_results_that_are_kept_are_not_read_by_retention(bench: Bench)
             f"SELECT i, 'jobs', '{value}' FROM generate_series(1, 2000) i".encode()
         )
     bench.connection.execute("ANALYZE penstock.job_notes, penstock.job_results")
-    sql = statements("penstock.streaming", "penstock")["remove_old_notes"]
+    sql = statements("penstock")["remove_old_notes"]
     values = {"channels": ["jobs"], "keep": [timedelta(hours=1)], "attempts_kept": NOTES_KEPT, "most": 5000}
     plan = "\n".join(line for (line,) in bench.connection.execute(b"EXPLAIN ANALYZE " + sql, values))
     assert "Rows Removed by Filter" not in plan

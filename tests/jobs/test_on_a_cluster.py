@@ -17,6 +17,7 @@ from penstock import Job, Pipeline, Queue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
@@ -93,9 +94,11 @@ def test_jobs_of_shards_on_all_nodes_are_done_once(
             eventually(jobs.are_done, "all are done", timeout_s=90)
         assert drained(pipeline, database_url, cluster.url) == {"receipts": 0}
         assert jobs.outstanding() == 0
-        found = status(jobs.connection, client, pipeline)
+        found = status(Store(jobs.connection), client, pipeline)
         assert [s.queue.waiting + s.queue.leased for s in found.channels[0].shards if s.queue] == [0] * SHARDS
-        assert [each.grade for each in diagnose(jobs.connection, client, pipeline) if each.check == "queues"] == ["ok"]
+        assert [
+            each.grade for each in diagnose(Store(jobs.connection), client, pipeline) if each.check == "queues"
+        ] == ["ok"]
 
 
 def test_a_node_that_comes_back_empty_is_filled_again_and_no_job_is_done_twice(

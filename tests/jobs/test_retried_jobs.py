@@ -11,6 +11,7 @@ from fixtures.constants import SetConstants
 from fixtures.jobs import JOBS, Bench
 from penstock import DeadLetter, Job, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.store import Store
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
 from penstock.operating.jobs.changes import RetriedJobs, retry_jobs
 from penstock.operating.pausing import list_actions
@@ -35,7 +36,9 @@ def test_a_retry_says_what_it_does_to_each_job_and_does_it(
     with bench.queue.reader() as reader:
         [lease] = reader.read(1)
 
-        plan = retry_jobs(bench.connection, bench.client, "jobs", JobFilter((running, delayed, far, named, gone, 99)))
+        plan = retry_jobs(
+            Store(bench.connection), bench.client, "jobs", JobFilter((running, delayed, far, named, gone, 99))
+        )
 
         assert {(each.tenant, each.state, each.jobs, each.outcome) for each in plan} == {
             ("acme", "delayed", 2, "it is due now"),
@@ -44,16 +47,19 @@ def test_a_retry_says_what_it_does_to_each_job_and_does_it(
             (None, "cancelled", 1, "nothing: it was cancelled"),
             (None, "done", 1, "nothing: it is done, was retried as a new job, or was never there"),
         }
-        assert retry_jobs(bench.connection, bench.client, "jobs", JobFilter(key="k")) == [
+        assert retry_jobs(Store(bench.connection), bench.client, "jobs", JobFilter(key="k")) == [
             RetriedJobs("acme", "delayed", 1, "it is due now")
         ]
-        assert {each.state for each in list_jobs(bench.connection, bench.client, "jobs")} == {"leased", "delayed"}
+        assert {each.state for each in list_jobs(Store(bench.connection), bench.client, "jobs")} == {
+            "leased",
+            "delayed",
+        }
         applied = penstock("jobs", "retry", "jobs", "--tenant", "acme", "--apply", "--json")
         assert {row["jobs"]: row["outcome"] for row in json.loads(applied.stdout)}[2] == "it is due now"
         streamer.drain()
-        states = {each.id: each.state for each in list_jobs(bench.connection, bench.client, "jobs")}
+        states = {each.id: each.state for each in list_jobs(Store(bench.connection), bench.client, "jobs")}
         assert states == {running: "leased", delayed: "waiting", far: "waiting", named: "delayed"}
-        assert list_actions(bench.connection)[0].command == "penstock jobs retry jobs --tenant acme --apply"
+        assert list_actions(Store(bench.connection))[0].command == "penstock jobs retry jobs --tenant acme --apply"
         lease.done()
 
 
@@ -71,12 +77,12 @@ def test_a_dead_letter_is_staged_again_by_a_worker_if_operator_or_application_as
     of = JobFilter((second,), tenant="t", key="k")
     expected = [RetriedJobs("t", "dead letter", 1, "a worker stages it again, as a new job")]
 
-    assert retry_jobs(bench.connection, bench.client, "jobs", JobFilter(tenant="other"), apply=True) == []
-    assert retry_jobs(bench.connection, bench.client, "jobs", JobFilter(state="delayed"), apply=True) == []
-    assert retry_jobs(bench.connection, bench.client, "jobs", of) == expected
+    assert retry_jobs(Store(bench.connection), bench.client, "jobs", JobFilter(tenant="other"), apply=True) == []
+    assert retry_jobs(Store(bench.connection), bench.client, "jobs", JobFilter(state="delayed"), apply=True) == []
+    assert retry_jobs(Store(bench.connection), bench.client, "jobs", of) == expected
     worker.slice(100, lambda: False)
     assert len(bench.letters) == 2
-    assert retry_jobs(bench.connection, bench.client, "jobs", of, apply=True) == expected
+    assert retry_jobs(Store(bench.connection), bench.client, "jobs", of, apply=True) == expected
     worker.slice(100, lambda: False)
 
     assert [letter[0] for letter in bench.letters] == [first]
@@ -108,7 +114,7 @@ def test_a_worker_stages_the_dead_letters_of_a_former_one_again_and_counts_its_o
     bench.connection.execute("UPDATE penstock.dead_letters SET consumer = 'former' WHERE record_id = %s", [former])
     dead: list[Any] = []
     for letter in (former, own):
-        assert len(retry_jobs(bench.connection, bench.client, "jobs", JobFilter((letter,)), apply=True)) == 1
+        assert len(retry_jobs(Store(bench.connection), bench.client, "jobs", JobFilter((letter,)), apply=True)) == 1
         worker.slice(100, lambda: False)
         dead += bench.rows("SELECT dead FROM penstock.checkpoints")
 

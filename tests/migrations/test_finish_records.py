@@ -9,8 +9,8 @@ import pytest
 from penstock import Ick, Log, Queue
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel, registered_channels
+from penstock.database.store import Store
 from penstock.errors import DeclarationError
-from penstock.records import DEFAULT_SCOPE
 
 FINISH = "SELECT * FROM penstock.finish_records(%s, %s)"
 
@@ -18,7 +18,7 @@ FINISH = "SELECT * FROM penstock.finish_records(%s, %s)"
 @pytest.fixture(autouse=True)
 def _channels(connection: Connection) -> None:
     for channel in (Queue("jobs"), Log("things"), Ick("index")):
-        register_channel(connection, DEFAULT_SCOPE, channel)
+        register_channel(Store(connection), channel)
 
 
 def stage(connection: Connection, channel: str, count: int) -> list[int]:
@@ -91,15 +91,15 @@ def test_nobody_may_call_it_without_a_grant(connection: Connection) -> None:
 
 
 def test_the_streams_of_a_queue_may_change_and_its_shards_may_not(connection: Connection) -> None:
-    register_channel(connection, DEFAULT_SCOPE, Queue("jobs", streams=3, hand=2))
-    found = registered_channels(connection, DEFAULT_SCOPE)["jobs"]
+    register_channel(Store(connection), Queue("jobs", streams=3, hand=2))
+    found = registered_channels(Store(connection))["jobs"]
     assert (found.kind, found.shards, found.streams, found.hand) == ("queue", 1, 3, 2)
 
     with pytest.raises(DeclarationError, match="declared as a queue of 2 shards"):
-        register_channel(connection, DEFAULT_SCOPE, Queue("jobs", shards=2))
+        register_channel(Store(connection), Queue("jobs", shards=2))
     with pytest.raises(DeclarationError, match="declared as a log of 1 shards"):
-        register_channel(connection, DEFAULT_SCOPE, Log("jobs", shards=1))
-    assert registered_channels(connection, DEFAULT_SCOPE)["jobs"].streams == 3
+        register_channel(Store(connection), Log("jobs", shards=1))
+    assert registered_channels(Store(connection))["jobs"].streams == 3
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from penstock import Ick, Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.executor import StatementResult
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import SchemaMissing
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import Record, Scope
 from penstock.schema.initialise import initialise
 from penstock.schema.revisions import OLDEST, FoundRevision, check_revision, find_revision, newest_shipped, why_unusable
 from penstock.streaming import Streamer
@@ -51,7 +52,7 @@ def put_revision(connection: Connection, revision: str) -> None:
 
 
 def schema_check(connection: Connection, client: redis.Redis) -> CheckResult:
-    [found] = [r for r in diagnose(connection, client) if r.check == "schema"]
+    [found] = [r for r in diagnose(Store(connection), client) if r.check == "schema"]
     return found
 
 
@@ -102,13 +103,13 @@ def test_a_newer_schema_that_says_so_works_with_this_release(
 ) -> None:
     """Guarantee 26."""
     put_revision(connection, f"penstock_9999_since_{newest_shipped()[9:13]}")
-    check_revision(connection, DEFAULT_SCOPE)
+    check_revision(Store(connection))
 
     assert schema_check(connection, redis_client).grade == "warning"
     assert penstock("init").returncode == 0
     put_revision(connection, "penstock_9999_since_9998")
     with pytest.raises(SchemaMissing, match="newer release"):
-        check_revision(connection, DEFAULT_SCOPE)
+        check_revision(Store(connection))
 
 
 def test_the_check_is_one_round_trip(connection: Connection) -> None:
@@ -119,7 +120,7 @@ def test_the_check_is_one_round_trip(connection: Connection) -> None:
             asked.append(query)
             return connection.execute(query, params)
 
-    check_revision(Counted(), DEFAULT_SCOPE)
+    check_revision(Store(Counted()))
 
     assert len(asked) == 1
 
@@ -132,14 +133,14 @@ def test_the_revision_is_found_in_the_version_table_of_the_application(
     connection.execute("ALTER TABLE penstock.alembic_version SET SCHEMA shop")
     connection.execute('ALTER TABLE shop.alembic_version RENAME TO "Versions"')
     connection.execute("""INSERT INTO shop."Versions" VALUES ('shop_17')""")
-    check_revision(connection, DEFAULT_SCOPE)
+    check_revision(Store(connection))
 
     assert schema_check(connection, redis_client).grade == "ok"
     assert penstock("init").returncode == 0
 
     connection.execute("""UPDATE shop."Versions" SET version_num = %s WHERE version_num <> 'shop_17'""", (OLD,))
     with pytest.raises(SchemaMissing, match=r'alembic upgrade heads.* shop\."Versions"'):
-        check_revision(connection, DEFAULT_SCOPE)
+        check_revision(Store(connection))
     assert "alembic upgrade heads" in schema_check(connection, redis_client).fix
     done = penstock("init")
     assert (done.returncode, "alembic upgrade heads" in done.stderr) == (2, True)
@@ -149,9 +150,9 @@ def test_the_version_table_of_another_penstock_schema_is_not_taken(database_url:
     initialise(database_url, "outbox")
     connection.execute("DROP TABLE penstock.alembic_version")
 
-    assert find_revision(connection, "penstock") == FoundRevision("")
-    assert find_revision(connection, "outbox") is not None
-    assert find_revision(connection, "nowhere") is None
+    assert find_revision(Store(connection, Scope("penstock"))) == FoundRevision("")
+    assert find_revision(Store(connection, Scope("outbox"))) is not None
+    assert find_revision(Store(connection, Scope("nowhere"))) is None
 
 
 def test_tables_without_a_revision_are_left_alone(
@@ -171,7 +172,7 @@ def test_a_role_that_may_not_read_the_revision_is_told_what_to_grant(connection:
         connection.execute("GRANT USAGE ON SCHEMA penstock TO narrow")
         connection.execute("SET ROLE narrow")
         with capture_logs() as logs:
-            check_revision(connection, DEFAULT_SCOPE)
+            check_revision(Store(connection))
         connection.execute("RESET ROLE")
 
         assert "GRANT SELECT ON penstock.alembic_version" in logs[0]["fix"]
@@ -179,7 +180,7 @@ def test_a_role_that_may_not_read_the_revision_is_told_what_to_grant(connection:
         connection.execute("CREATE SCHEMA shop")
         connection.execute("ALTER TABLE penstock.alembic_version SET SCHEMA shop")
         connection.execute("SET ROLE narrow")
-        assert find_revision(connection, "penstock") == FoundRevision(""), "not another's table"
+        assert find_revision(Store(connection, Scope("penstock"))) == FoundRevision(""), "not another's table"
         connection.execute("RESET ROLE")
     finally:
         connection.execute("DROP OWNED BY narrow")
@@ -225,4 +226,4 @@ def test_a_database_without_tables_is_told_to_init(postgres: EmbeddedPostgres) -
         psycopg.connect(postgres.database_url("postgres"), autocommit=True) as connection,
         pytest.raises(SchemaMissing, match=r"no Penstock tables\. What to do: penstock init"),
     ):
-        check_revision(connection, DEFAULT_SCOPE)
+        check_revision(Store(connection))

@@ -38,8 +38,8 @@ class _Statements(dict[str, bytes]):
 def _record() -> None:
     load, packed, steps = loader.statements, scripts.Script.packed, scripts.Script.steps
 
-    def statements(package: str, schema: str) -> dict[str, bytes]:
-        return _Statements(load(package, schema))
+    def statements(schema: str) -> dict[str, bytes]:
+        return _Statements(load(schema))
 
     def recording(call: Any) -> Any:
         def recorded(script: scripts.Script, calls: Sequence[Any]) -> Any:

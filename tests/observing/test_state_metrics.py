@@ -22,6 +22,7 @@ from penstock import Ick, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.database.transactions import Timeouts
 from penstock.observing.state_metrics import MAX_NAMES, MAX_SHARDS, METRICS, OTHER, Series, StateCollector, measure
 from penstock.operating.pausing import pause
@@ -65,7 +66,7 @@ def flow() -> Pipeline:
 def scene(flow: Pipeline, connection: Connection, streamer: Streamer, database_url: str, redis_url: str) -> None:
     """Three records in the log, one staged, a member that waits, and two jobs that are done."""
     for name in flow.consumers:
-        register_consumer(connection, flow.scope, flow.get_consumer(name))
+        register_consumer(Store(connection, flow.scope), flow.get_consumer(name))
     for number in range(3):
         connection.execute(STAGE, ("things", f"{HOSTILE}{number}", "insert", None))
     connection.execute(STAGE, ("index", HOSTILE, "dirty", None))
@@ -110,7 +111,7 @@ def test_what_has_happened_is_in_the_metrics(
     flow: Pipeline, database_url_for: UrlFor, redis_url: str, connection: Connection
 ) -> None:
     """Read with the login that reads no payloads."""
-    pause(connection, "channel", "things", reason="a deploy", by="ann")
+    pause(Store(connection), "channel", "things", reason="a deploy", by="ann")
 
     found = scrape(database_url_for("a_monitor"), redis_url, flow=flow)
 
@@ -262,7 +263,7 @@ def measured(found: Status, name: str, *, by_shard: bool = False) -> dict[tuple[
 def found(connection: Connection, streamer: Streamer, redis_client: Any) -> Status:
     """The status of a pipeline with one log, of two shards."""
     streamer.drain()
-    return status(connection, redis_client)
+    return status(Store(connection), redis_client)
 
 
 def test_a_shard_is_flagged_in_its_own_channel_and_consumer_alone(found: Status) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from fixtures.engines import Start, effects
 from penstock import Log, Pipeline, Queue, Snooze, stage, stage_async, stage_many
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DeclarationError
 from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
@@ -235,7 +236,7 @@ def test_a_dead_letter_is_retried_in_the_trace_of_its_record(
     drained(pipeline, database_url, redis_url, allow_dead_letters=True)
     failing.clear()
     for name in ("bill", "receipt"):
-        retry(pipeline, of_consumer(connection, name), database_url)
+        retry(pipeline, of_consumer(Store(connection), name), database_url)
     drained(pipeline, database_url, redis_url)
 
     found = spans()

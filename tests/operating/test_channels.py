@@ -21,12 +21,13 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import RegisteredChannel, read_queue_limits, register_channel, registered_channels
+from penstock.database.store import Store
 from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired, NotReplayable, Refused, ServerUnavailable, Unknown
 from penstock.operating.channels import adopt_channel, list_channels, retire_channel
 from penstock.operating.replay import Replay, ReplayRequest, replay
 from penstock.operating.status.gathering import status
-from penstock.records import BEGINNING, DEFAULT_SCOPE, Record, Shard, ShardName
+from penstock.records import BEGINNING, Record, Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
 
@@ -67,12 +68,12 @@ def find_keys(client: redis.Redis, channel: str) -> list[bytes]:
 
 
 def retire(connection: Connection, client: redis.Redis, name: str, **options: Any) -> Any:
-    return retire_channel(connection, client, name, pause=lambda _: None, **options)
+    return retire_channel(Store(connection), client, name, pause=lambda _: None, **options)
 
 
 @pytest.mark.usefixtures("filled")
 def test_the_registered_channels_are_listed(connection: Connection) -> None:
-    found = {each.channel: each for each in list_channels(connection, Pipeline([old]))}
+    found = {each.channel: each for each in list_channels(Store(connection), Pipeline([old]))}
 
     assert [*found] == ["dirty", "jobs", "kept", "old"]
     assert (found["old"].kind, found["old"].shards, found["old"].records) == ("log", 2, 20)
@@ -110,7 +111,7 @@ def test_what_a_channel_is_declared_with_is_registered_whatever_it_was_before(
 
     def read() -> tuple[object, object]:
         version = connection.execute("SELECT xmin::text FROM penstock.channels").fetchone()
-        return registered_channels(connection, DEFAULT_SCOPE)["a"], version
+        return registered_channels(Store(connection))["a"], version
 
     for former, channel in permutations(declared, 2):
         values: dict[str, Any] = {}
@@ -118,18 +119,18 @@ def test_what_a_channel_is_declared_with_is_registered_whatever_it_was_before(
             values = {"streams": channel.streams, "hand": channel.hand, "limits": channel.limits_as_json}
         elif not isinstance(channel, Ick):
             values = {"entries": channel.stored_as, "redis_memory": channel.memory_bytes}
-        register_channel(connection, DEFAULT_SCOPE, former)
-        register_channel(connection, DEFAULT_SCOPE, channel)
+        register_channel(Store(connection), former)
+        register_channel(Store(connection), channel)
         registered = read()
         keep = timedelta(seconds=channel.keep)
         assert registered[0] == RegisteredChannel("a", channel.kind, channel.shards, keep, generations=[], **values)
-        register_channel(connection, DEFAULT_SCOPE, channel)
+        register_channel(Store(connection), channel)
         assert read() == registered
 
         kind = {"log": Ick, "ick": Queue, "queue": Log}[channel.kind]
         for other in (kind("a", shards=channel.shards), replace(channel, shards=9)):
             with pytest.raises(ChannelMismatch):
-                register_channel(connection, DEFAULT_SCOPE, other)
+                register_channel(Store(connection), other)
         assert read() == registered
 
 
@@ -137,11 +138,11 @@ def test_limits_that_were_set_come_one_by_one_before_declared_ones(connection: C
     first, second = {"in_flight": 5}, {"weight": 6}
 
     def read(name: str) -> dict[str, Any]:
-        return read_queue_limits(connection, DEFAULT_SCOPE, name)
+        return read_queue_limits(Store(connection), name)
 
     assert read("a") == {}
     for queue in (PER_TENANT, Queue("b")):
-        register_channel(connection, DEFAULT_SCOPE, queue)
+        register_channel(Store(connection), queue)
     assert [read("a"), read("b")] == [PER_TENANT.limits_as_json, {"within": "queue"}]
     with connection.cursor() as cursor:
         each = ("a", first), ("b", second)
@@ -166,7 +167,7 @@ def test_a_channel_whose_records_are_unread_is_retired_only_if_they_may_be_lost(
         retire(connection, redis_client, name, apply=True)
 
     assert connection.execute("SELECT count(*) FROM penstock.staged_records").fetchone() == before
-    assert len(list_channels(connection)) == 4
+    assert len(list_channels(Store(connection))) == 4
     assert find_keys(redis_client, name)
 
 
@@ -218,7 +219,7 @@ def test_a_retirement_that_was_killed_is_completed_by_the_next(
 
     assert retire(connection, redis_client, "old", discard=True, apply=True).applied
     assert find_keys(redis_client, "old") == []
-    assert [each.channel for each in list_channels(connection)] == ["dirty", "jobs", "kept"]
+    assert [each.channel for each in list_channels(Store(connection))] == ["dirty", "jobs", "kept"]
 
 
 def test_what_everybody_has_read_needs_no_permission_to_be_lost(
@@ -263,7 +264,7 @@ def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
         streamer.drain()
 
     assert sum(map(len, logged(kept).values())) == 25
-    assert "old" not in {each.channel for each in list_channels(connection)}
+    assert "old" not in {each.channel for each in list_channels(Store(connection))}
 
 
 def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
@@ -277,14 +278,14 @@ def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
 ) -> None:
     filled.close()
     with pytest.raises(Unknown):
-        adopt_channel(connection, redis_client, "old", apply=True)
+        adopt_channel(Store(connection), redis_client, "old", apply=True)
     retire(connection, redis_client, "old", discard=True, apply=True)
     stage_rows(connection, old, 3)  # by an application that has not noticed
     with pytest.raises(Refused, match=r"3 records and 0 keys .* retire old --discard --apply"):
-        adopt_channel(connection, redis_client, "old", apply=True)
+        adopt_channel(Store(connection), redis_client, "old", apply=True)
     assert retire(connection, redis_client, "old", discard=True, apply=True).staged == 3
 
-    adopt_channel(connection, redis_client, "old", apply=True)
+    adopt_channel(Store(connection), redis_client, "old", apply=True)
     stage_rows(connection, old, 5)
     with Streamer(pipeline, database_url, redis_url) as streamer:
         streamer.drain()
@@ -305,14 +306,14 @@ def test_replays_end_with_the_channel_and_do_not_come_back_with_its_name(
 
     def replay_kept(**options: Any) -> Replay:
         with connect_postgres(database_url, application="test") as own:
-            return replay(own, ReplayRequest("kept", "old", **options), apply=True)
+            return replay(Store(own), ReplayRequest("kept", "old", **options), apply=True)
 
     def stop(_: int) -> None:
         raise InterruptedError
 
     replay_kept(key="k1")
     with pytest.raises(InterruptedError), connect_postgres(database_url, application="test") as own:
-        replay(own, ReplayRequest("kept", "old"), apply=True, on_batch=stop)
+        replay(Store(own), ReplayRequest("kept", "old"), apply=True, on_batch=stop)
     filled.close()
     retire(connection, redis_client, "old", discard=True, apply=True)
 
@@ -321,7 +322,7 @@ def test_replays_end_with_the_channel_and_do_not_come_back_with_its_name(
         assert left == [], table
     with pytest.raises(Unknown, match="it was retired"):
         replay_kept(key="k1")
-    adopt_channel(connection, redis_client, "old", apply=True)
+    adopt_channel(Store(connection), redis_client, "old", apply=True)
     with Streamer(pipeline, database_url, redis_url):
         assert replay_kept(key="k1").staged == 1
 
@@ -339,7 +340,7 @@ def test_a_replay_into_a_channel_that_is_gone_stops(
         connect_postgres(database_url, application="test") as own,
         pytest.raises(NotReplayable, match="old is not registered any more"),
     ):
-        replay(own, ReplayRequest("kept", "old"), apply=True, on_batch=lose)
+        replay(Store(own), ReplayRequest("kept", "old"), apply=True, on_batch=lose)
 
 
 def test_an_unknown_channel_is_refused_with_the_list_of_channels(
@@ -367,12 +368,12 @@ def test_a_channel_is_retired_under_a_streamer_that_publishes_it(
     streamer = Streamer(pipeline, database_url, redis_url)
     with running(produce, streamer.run):
         eventually(lambda: bool(find_keys(redis_client, name)), "it is published")
-        retire_channel(connection, redis_client, name, discard=True, apply=True)
+        retire_channel(Store(connection), redis_client, name, discard=True, apply=True)
         tail = published(redis_client)
         eventually(lambda: published(redis_client) > tail + 500, "the other one goes on")
         assert find_keys(redis_client, name) == []
 
-    found = status(connection, redis_client, pipeline)
+    found = status(Store(connection), redis_client, pipeline)
     assert {each.channel: each.kind for each in found.channels}[kept.name] == "log"
     assert retire(connection, redis_client, name, discard=True, apply=True).applied
     assert find_keys(redis_client, name) == []

@@ -17,6 +17,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.errors import ChannelRetired, ConsumerRenamed, InvalidName, PenstockError, Refused, SchemaMissing, Unknown
 from penstock.operating.channels import retire_channel
 from penstock.operating.consumers import list_consumers, rename, retire
@@ -33,32 +34,32 @@ def _reader(connection: Connection, flow: Pipeline, things: Log) -> None:
         """Does nothing."""
 
     flow.consumer(reads=things)(reader)
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
 
 
 def test_a_registered_consumer_is_listed(connection: Connection) -> None:
-    assert [(r.consumer, r.channel, r.shards, r.lag) for r in list_consumers(connection)] == [
+    assert [(r.consumer, r.channel, r.shards, r.lag) for r in list_consumers(Store(connection))] == [
         ("reader", "things", 2, 0)
     ]
 
 
 def test_a_plan_to_retire_changes_nothing(connection: Connection) -> None:
-    plan = retire(connection, "reader")
+    plan = retire(Store(connection), "reader")
 
-    assert plan == list_consumers(connection, "reader")
+    assert plan == list_consumers(Store(connection), "reader")
     assert len(plan) == 1
 
 
 def test_a_retired_consumer_holds_up_retention_no_longer(connection: Connection) -> None:
-    retire(connection, "reader", apply=True)
+    retire(Store(connection), "reader", apply=True)
 
-    assert list_consumers(connection) == []
+    assert list_consumers(Store(connection)) == []
     assert connection.execute("SELECT FROM penstock.checkpoints").fetchall() == []
 
 
 def test_an_unknown_name_is_refused_with_the_list_of_consumers(connection: Connection) -> None:
     with pytest.raises(Unknown, match="there are: reader"):
-        retire(connection, "raeder", apply=True)
+        retire(Store(connection), "raeder", apply=True)
 
 
 def declare(name: str, things: Log) -> Pipeline:
@@ -82,9 +83,9 @@ def effects(connection: Connection) -> None:
 
 
 def test_a_plan_to_rename_changes_nothing(connection: Connection) -> None:
-    before = list_consumers(connection)
+    before = list_consumers(Store(connection))
 
-    assert rename(connection, "reader", "totals") == before == list_consumers(connection)
+    assert rename(Store(connection), "reader", "totals") == before == list_consumers(Store(connection))
 
 
 @pytest.mark.usefixtures("effects")
@@ -101,7 +102,7 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
     )
     drained(declare("reader", things), database_url, redis_url, allow_dead_letters=True)
 
-    rename(connection, "reader", "totals", apply=True)
+    rename(Store(connection), "reader", "totals", apply=True)
 
     assert connection.execute("SELECT consumer FROM penstock.dead_letters").fetchall() == [("totals",)]
     runs = connection.execute("SELECT name, consumer FROM penstock.reconciliations ORDER BY id")
@@ -134,11 +135,11 @@ def test_a_worker_that_runs_meanwhile_stops_and_says_why(
         worker.drain()
         match change:
             case "rename":
-                rename(connection, "reader", "totals", apply=True)
+                rename(Store(connection), "reader", "totals", apply=True)
             case "retire":
-                retire(connection, "reader", apply=True)
+                retire(Store(connection), "reader", apply=True)
             case _:
-                retire_channel(connection, redis_client, "things", apply=True, pause=lambda _: None)
+                retire_channel(Store(connection), redis_client, "things", apply=True, pause=lambda _: None)
 
         with pytest.raises(error, match=said):
             worker.run(lambda: False)
@@ -152,7 +153,7 @@ def test_a_worker_with_the_old_name_is_refused_and_the_streamer_goes_on(
     stage_rows(connection, things, 10)
     pipeline = declare("reader", things)
     assert drained(pipeline, database_url, redis_url) == {"reader": 10}
-    rename(connection, "reader", "totals", apply=True)
+    rename(Store(connection), "reader", "totals", apply=True)
     stage_rows(connection, things, 5, "more")
 
     worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
@@ -161,34 +162,34 @@ def test_a_worker_with_the_old_name_is_refused_and_the_streamer_goes_on(
     with Streamer(pipeline, database_url, redis_url) as streamer:
         assert streamer.drain() == 5
     assert drained(declare("totals", things), database_url, redis_url) == {"totals": 5}
-    assert [each.consumer for each in list_consumers(connection)] == ["totals"]
+    assert [each.consumer for each in list_consumers(Store(connection))] == ["totals"]
 
 
 def test_a_name_that_was_left_may_be_used_again(connection: Connection, flow: Pipeline) -> None:
-    rename(connection, "reader", "totals", apply=True)
-    assert retire(connection, "reader", apply=True) == []
+    rename(Store(connection), "reader", "totals", apply=True)
+    assert retire(Store(connection), "reader", apply=True) == []
 
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
-    assert [each.consumer for each in list_consumers(connection)] == ["reader", "totals"]
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
+    assert [each.consumer for each in list_consumers(Store(connection))] == ["reader", "totals"]
 
 
 def test_a_consumer_gets_its_old_name_back(connection: Connection, flow: Pipeline) -> None:
-    rename(connection, "reader", "totals", apply=True)
-    rename(connection, "totals", "reader", apply=True)
+    rename(Store(connection), "reader", "totals", apply=True)
+    rename(Store(connection), "totals", "reader", apply=True)
 
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
-    assert [each.consumer for each in list_consumers(connection)] == ["reader"]
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
+    assert [each.consumer for each in list_consumers(Store(connection))] == ["reader"]
 
 
 def test_a_consumer_gets_back_the_first_of_several_names(connection: Connection, flow: Pipeline) -> None:
     for old, new in (("reader", "totals"), ("totals", "sums"), ("sums", "reader")):
-        rename(connection, old, new, apply=True)
+        rename(Store(connection), old, new, apply=True)
 
     former = connection.execute("SELECT consumer, successor FROM penstock.former_consumers")
     assert sorted(former.fetchall()) == [("sums", "reader"), ("totals", "reader")]
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
     with pytest.raises(Unknown, match="it is reader now"):
-        rename(connection, "totals", "more")
+        rename(Store(connection), "totals", "more")
 
 
 def test_the_name_of_a_consumer_of_another_channel_is_refused(
@@ -196,33 +197,33 @@ def test_the_name_of_a_consumer_of_another_channel_is_refused(
 ) -> None:
     for log in (Log("others"), things):
         pipeline = declare("totals", log)
-        register_consumer(connection, pipeline.scope, pipeline.get_consumer("totals"))
+        register_consumer(Store(connection, pipeline.scope), pipeline.get_consumer("totals"))
         if log.name == "others":
             with pytest.raises(Refused, match="totals is registered for others, which reader does not read"):
-                rename(connection, "reader", "totals", apply=True)
-            retire(connection, "totals", apply=True)
+                rename(Store(connection), "reader", "totals", apply=True)
+            retire(Store(connection), "totals", apply=True)
 
     said = penstock("consumers", "rename", "reader", "totals", "--apply").stdout
     assert "the registration of totals, which has applied nothing, is replaced" in said
-    assert [each.consumer for each in list_consumers(connection)] == ["totals"]
+    assert [each.consumer for each in list_consumers(Store(connection))] == ["totals"]
 
 
 @pytest.mark.parametrize("names", [("reader", "replay-3"), ("replay-3", "reader")])
 def test_neither_name_is_that_of_a_replay(connection: Connection, names: tuple[str, str]) -> None:
     with pytest.raises(InvalidName):
-        rename(connection, *names)
+        rename(Store(connection), *names)
 
 
 def test_the_former_name_of_another_consumer_is_refused_until_it_is_freed(connection: Connection, things: Log) -> None:
     """A forgotten worker of that name would go on at the wrong checkpoints."""
-    rename(connection, "reader", "totals", apply=True)
+    rename(Store(connection), "reader", "totals", apply=True)
     other = declare("other", things)
-    register_consumer(connection, other.scope, other.get_consumer("other"))
+    register_consumer(Store(connection, other.scope), other.get_consumer("other"))
     with pytest.raises(Refused, match=r"former name of totals.*penstock consumers retire reader --apply frees"):
-        rename(connection, "other", "reader", apply=True)
-    retire(connection, "reader", apply=True)
-    rename(connection, "other", "reader", apply=True)
-    assert [each.consumer for each in list_consumers(connection)] == ["reader", "totals"]
+        rename(Store(connection), "other", "reader", apply=True)
+    retire(Store(connection), "reader", apply=True)
+    rename(Store(connection), "other", "reader", apply=True)
+    assert [each.consumer for each in list_consumers(Store(connection))] == ["reader", "totals"]
 
 
 @pytest.mark.usefixtures("effects")
@@ -234,16 +235,16 @@ def test_a_consumer_takes_the_name_of_one_that_has_applied_nothing(
     stage_rows(connection, things, 10)
     drained(declare("reader", things), database_url, redis_url)
     following = declare("totals", things)
-    register_consumer(connection, following.scope, following.get_consumer("totals"))
+    register_consumer(Store(connection, following.scope), following.get_consumer("totals"))
     if has_begun:
         drained(following, database_url, redis_url)
         with pytest.raises(Refused, match="totals has applied records already"):
-            rename(connection, "reader", "totals", apply=True)
+            rename(Store(connection), "reader", "totals", apply=True)
         return
 
-    rename(connection, "reader", "totals", apply=True)
+    rename(Store(connection), "reader", "totals", apply=True)
 
-    assert [(each.consumer, each.passed) for each in list_consumers(connection)] == [("totals", 10)]
+    assert [(each.consumer, each.passed) for each in list_consumers(Store(connection))] == [("totals", 10)]
 
 
 def test_a_consumer_is_not_renamed_during_a_reconciliation(connection: Connection) -> None:
@@ -251,14 +252,14 @@ def test_a_consumer_is_not_renamed_during_a_reconciliation(connection: Connectio
         "INSERT INTO penstock.barriers VALUES ('reader', 'things', 0, 0, 'run', now() + interval '1 minute')"
     )
     with pytest.raises(Refused, match="a reconciliation of reader is running"):
-        rename(connection, "reader", "totals", apply=True)
+        rename(Store(connection), "reader", "totals", apply=True)
 
 
 def test_a_name_that_no_consumer_may_have_is_refused(connection: Connection) -> None:
     with pytest.raises(InvalidName):
-        rename(connection, "reader", "To Tals", apply=True)
+        rename(Store(connection), "reader", "To Tals", apply=True)
     with pytest.raises(Unknown, match="there are: reader"):
-        rename(connection, "raeder", "totals", apply=True)
+        rename(Store(connection), "raeder", "totals", apply=True)
 
 
 @pytest.mark.slow
@@ -288,7 +289,7 @@ def test_a_consumer_is_renamed_under_load_and_nothing_is_lost_or_doubled(
     successor = LogWorker(WorkerSetup(following, following.get_consumer("totals"), database_url, redis_url))
     with running(produce, streamer.run, stopping):
         eventually(lambda: count_effects(connection) > 200, "the old name works")
-        rename(connection, "reader", "totals", apply=True)
+        rename(Store(connection), "reader", "totals", apply=True)
         before = count_effects(connection)
         with running(successor.run):
             eventually(lambda: count_effects(connection) > before + 200, "the new name does")

@@ -15,6 +15,7 @@ from penstock.consuming import WorkerSetup, letter_retry
 from penstock.consuming.letter_retry import DeadLetterRow, Retried
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.declaring.outcomes import HandlerOutcome
 from penstock.errors import BrokenTransaction, Unknown
 from penstock.operating.channels import reshard
@@ -38,7 +39,7 @@ class Desk:
         self.meanwhile: Callable[[], object] = lambda: None
 
     def letters(self) -> list[DeadLetterRow]:
-        return of_consumer(self.connection, "reader")
+        return of_consumer(Store(self.connection), "reader")
 
     def retry(self, letters: list[DeadLetterRow] | None = None) -> list[Retried]:
         return retry(self.flow, self.letters() if letters is None else letters, self.url)
@@ -83,7 +84,7 @@ def desk(
 
 
 def test_dead_letters_are_listed_without_payloads(desk: Desk) -> None:
-    found = newest(desk.connection)
+    found = newest(Store(desk.connection))
 
     assert {(str(letter.place), letter.parked) for letter in found} == {
         ("things/0 offset 1", False),
@@ -91,12 +92,12 @@ def test_dead_letters_are_listed_without_payloads(desk: Desk) -> None:
         ("things/0 offset 4", True),
     }
     assert not hasattr(found[0], "data")
-    assert newest(desk.connection, LetterFilter("nobody")) == []
-    assert len(newest(desk.connection, limit=1)) == 1
+    assert newest(Store(desk.connection), LetterFilter("nobody")) == []
+    assert len(newest(Store(desk.connection), limit=1)) == 1
 
 
 def test_a_dead_letter_is_shown_with_its_payload(desk: Desk) -> None:
-    record = read_record(desk.connection, at(desk.letters(), parse_place("things/0 offset 1")))
+    record = read_record(Store(desk.connection), at(desk.letters(), parse_place("things/0 offset 1")))
 
     assert record is not None
     assert (record.data, record.headers, record.key) == ({"word": "a1"}, {"v": 1}, "a")
@@ -151,8 +152,8 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
     desk: Desk, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its own process; a request ends when it is taken, so that what fails again is not tried for ever."""
-    assert request_retries(desk.connection, desk.letters()) == 3
-    pause(desk.connection, "consumer", "reader", reason="not yet", by="ann")
+    assert request_retries(Store(desk.connection), desk.letters()) == 3
+    pause(Store(desk.connection), "consumer", "reader", reason="not yet", by="ann")
 
     def reasons() -> dict[int, tuple[int, bool]]:
         return {each.offset: (each.attempts, each.retry_requested_at is not None) for each in desk.letters()}
@@ -164,10 +165,10 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
     with running(desk.worker.run):
         eventually(lambda: next(asked) > 5, "the worker has asked several times")
         assert [wanted for _, wanted in reasons().values()] == [True] * 3
-        resume(desk.connection, "consumer", "reader")
+        resume(Store(desk.connection), "consumer", "reader")
         eventually(lambda: reasons() == {1: (2, False), 3: (0, False), 4: (0, False)}, "it has failed again, once")
         desk.refused = set()
-        request_retries(desk.connection, desk.letters())
+        request_retries(Store(desk.connection), desk.letters())
         eventually(lambda: not desk.letters(), "all are applied")
 
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
@@ -179,10 +180,10 @@ def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstan
     """When a worker has taken it already."""
     set_constants("consuming.letter_retry", PATIENCE_S=0.0, ASK_EVERY_S=0.0)
     desk.refused = set()
-    request_retries(desk.connection, desk.letters())
+    request_retries(Store(desk.connection), desk.letters())
     with connect_postgres(desk.url, application="busy") as busy, busy.transaction():
         if by == "a pause":
-            desk.meanwhile = lambda: pause(desk.connection, "consumer", "reader", reason="not yet", by="ann")
+            desk.meanwhile = lambda: pause(Store(desk.connection), "consumer", "reader", reason="not yet", by="ann")
         else:
             busy.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
         desk.worker.slice(1, lambda: False)
@@ -190,7 +191,7 @@ def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstan
     held = {letter.offset: letter.retry_requested_at is not None for letter in desk.letters()}
     assert held == dict.fromkeys((3, 4) if by == "a pause" else (1, 3, 4), True)
     desk.meanwhile = lambda: None
-    resume(desk.connection, "consumer", "reader")
+    resume(Store(desk.connection), "consumer", "reader")
     desk.worker.slice(10, lambda: False)
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
 
@@ -204,7 +205,7 @@ def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk, set_co
         "staged_at, reason, attempts) SELECT 'reader', 'things', 0, n, n, 'c' || n, 'said', 'word', "
         "jsonb_build_object('word', 'c' || n), now(), 'r', 1 FROM generate_series(101, 120) n"
     )
-    request_retries(desk.connection, desk.letters())
+    request_retries(Store(desk.connection), desk.letters())
 
     for _ in range(3):
         desk.worker.slice(10, lambda: False)
@@ -259,12 +260,12 @@ def test_a_record_of_the_key_is_not_parked_while_the_key_is_being_freed(desk: De
 
 
 def test_a_dropped_dead_letter_is_removed_without_an_effect(desk: Desk) -> None:
-    dropped = drop(desk.connection, [at(desk.letters(), parse_place("things/0 offset 1"))])
+    dropped = drop(Store(desk.connection), [at(desk.letters(), parse_place("things/0 offset 1"))])
 
     assert dropped == 1
     assert [letter.offset for letter in desk.letters()] == [3, 4]
     assert desk.effects() == ["b1"]
-    assert drop(desk.connection, []) == 0
+    assert drop(Store(desk.connection), []) == 0
 
 
 def counts(desk: Desk) -> Any:
@@ -273,7 +274,7 @@ def counts(desk: Desk) -> Any:
 
 def test_the_order_of_a_key_holds_after_a_change_of_the_shards(desk: Desk) -> None:
     """Guarantee 6: its later records are in another shard."""
-    reshard(desk.connection, "things", 3, apply=True)
+    reshard(Store(desk.connection), "things", 3, apply=True)
     desk.connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "VALUES ('things', 0, 'a', 'said', 'word', '{\"word\": \"a4\"}')"

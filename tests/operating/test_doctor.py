@@ -18,6 +18,7 @@ from penstock.channels.server import check_eviction
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers
 from penstock.errors import UnsafeSetting
 from penstock.operating.doctor.check import CheckResult
@@ -72,7 +73,7 @@ def test_a_sound_system_passes_every_check(flow: Pipeline, things: Log, sound: E
         streamer.drain()
         streamer.close()
 
-        findings = diagnose(connection, client, flow)
+        findings = diagnose(Store(connection), client, flow)
 
     assert [finding for finding in findings if finding.grade != "ok"] == []
     assert worst(findings) == "ok"
@@ -84,7 +85,7 @@ def test_every_finding_that_is_not_ok_names_a_fix(
 ) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
 
-    findings = diagnose(connection, redis_client, flow)
+    findings = diagnose(Store(connection), redis_client, flow)
 
     assert worst(findings) == "error"
     assert [f for f in findings if f.grade != "ok" and not f.fix] == []
@@ -92,19 +93,19 @@ def test_every_finding_that_is_not_ok_names_a_fix(
 
 def test_a_server_that_is_not_durable_is_an_error(connection: Connection, redis_client: redis.Redis) -> None:
     """The tests' own server is not durable."""
-    assert "fsync" in only(diagnose(connection, redis_client), "durability", "error").message
+    assert "fsync" in only(diagnose(Store(connection), redis_client), "durability", "error").message
 
 
 def test_an_unreachable_redis_is_reported_once(connection: Connection) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
-        findings = diagnose(connection, away)
+        findings = diagnose(Store(connection), away)
 
     assert len([finding for finding in findings if finding.unreachable]) == 1
 
 
 def test_missing_tables_are_fixed_by_init(postgres: EmbeddedPostgres, redis_client: redis.Redis) -> None:
     with connect_postgres(postgres.database_url("postgres"), application="test") as empty:
-        findings = diagnose(empty, redis_client)
+        findings = diagnose(Store(empty), redis_client)
 
     assert only(findings, "schema", "error").fix == "penstock init"
 
@@ -112,7 +113,7 @@ def test_missing_tables_are_fixed_by_init(postgres: EmbeddedPostgres, redis_clie
 def test_an_older_schema_is_fixed_by_init(connection: Connection, redis_client: redis.Redis) -> None:
     connection.execute("UPDATE penstock.alembic_version SET version_num = 'penstock_0000'")
 
-    assert only(diagnose(connection, redis_client), "schema", "error").fix == "penstock init"
+    assert only(diagnose(Store(connection), redis_client), "schema", "error").fix == "penstock init"
 
 
 def test_a_long_transaction_is_named(
@@ -122,7 +123,7 @@ def test_a_long_transaction_is_named(
     with connect_postgres(database_url, application="report") as slow:
         slow.execute("BEGIN")
         slow.execute("SELECT 1")
-        finding = only(diagnose(connection, redis_client), "long transactions", "warning")
+        finding = only(diagnose(Store(connection), redis_client), "long transactions", "warning")
         pid = slow.info.backend_pid
 
     assert f"process {pid} (penstock report, idle in transaction)" in finding.message
@@ -138,7 +139,7 @@ def test_a_prepared_transaction_is_named(
         preparing.execute("SELECT pg_current_xact_id()")
         preparing.execute("PREPARE TRANSACTION 'forgotten'")
     try:
-        finding = only(diagnose(connection, redis_client), "prepared transactions", "warning")
+        finding = only(diagnose(Store(connection), redis_client), "prepared transactions", "warning")
     finally:
         connection.execute("ROLLBACK PREPARED 'forgotten'")
 
@@ -155,7 +156,7 @@ def test_a_committed_record_without_an_offset_is_found(
         "VALUES ('3', 'things', 0, 'k', 'a', 'o', '{}')"
     )
 
-    finding = only(diagnose(connection, redis_client), "missed records", "error")
+    finding = only(diagnose(Store(connection), redis_client), "missed records", "error")
 
     assert "1 committed records have no offset" in finding.message
 
@@ -172,7 +173,7 @@ def test_rows_deleted_by_hand_are_found(
     )
     connection.execute("DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)")
 
-    errors = found(diagnose(connection, redis_client), "journal", "error")
+    errors = found(diagnose(Store(connection), redis_client), "journal", "error")
 
     assert [word in error.message for word, error in zip(("things/0: 1 holes", "gone"), errors, strict=True)]
 
@@ -180,14 +181,14 @@ def test_rows_deleted_by_hand_are_found(
 def test_an_identity_cache_is_an_error(connection: Connection, redis_client: redis.Redis) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 20")
 
-    assert "SET CACHE 1" in only(diagnose(connection, redis_client), "identity", "error").message
+    assert "SET CACHE 1" in only(diagnose(Store(connection), redis_client), "identity", "error").message
 
 
 def test_ids_near_their_limit_are_an_error(connection: Connection, redis_client: redis.Redis) -> None:
     """Guarantee 29."""
     connection.execute("SELECT setval(pg_get_serial_sequence('penstock.staged_records', 'id'), 5000000000000000)")
 
-    assert "exact up to" in only(diagnose(connection, redis_client), "identity", "error").message
+    assert "exact up to" in only(diagnose(Store(connection), redis_client), "identity", "error").message
 
 
 def test_a_changed_number_of_shards_is_an_error(
@@ -195,7 +196,7 @@ def test_a_changed_number_of_shards_is_an_error(
 ) -> None:
     streamer.drain()
 
-    findings = diagnose(connection, redis_client, Pipeline([Log("things", shards=3)]))
+    findings = diagnose(Store(connection), redis_client, Pipeline([Log("things", shards=3)]))
 
     assert "of 3 shards" in only(findings, "channels", "error").message
 
@@ -208,9 +209,9 @@ def test_a_retired_channel_is_not_to_be_streamed(
     connection.execute("DELETE FROM penstock.channels")
     connection.execute("INSERT INTO penstock.retired_channels VALUES ('things')")
     stage_rows(connection, Log("things"), 1)
-    tick(connection, flow.scope)
+    tick(Store(connection, flow.scope))
 
-    errors = found(diagnose(connection, redis_client, flow), "channels", "error")
+    errors = found(diagnose(Store(connection), redis_client, flow), "channels", "error")
 
     assert [each.fix for each in errors] == [
         "find out what staged them; to remove them: penstock channels retire things --discard --apply",
@@ -223,7 +224,7 @@ def test_a_channel_that_nobody_declares_can_be_retired(
 ) -> None:
     streamer.drain()
 
-    result = only(diagnose(connection, redis_client, Pipeline([])), "channels", "warning")
+    result = only(diagnose(Store(connection), redis_client, Pipeline([])), "channels", "warning")
 
     assert "penstock channels retire things --apply" in result.fix
 
@@ -236,7 +237,7 @@ def test_a_missing_library_of_a_channel_is_an_error(
         streamer.drain()
     zstandard.remove()
 
-    found = only(diagnose(connection, redis_client, flow), "channels", "error")
+    found = only(diagnose(Store(connection), redis_client, flow), "channels", "error")
 
     assert found.message.startswith("things: a channel with compression='zstd' needs")
     assert found.fix == "pip install 'penstock-outbox[zstd]'"
@@ -247,7 +248,9 @@ def test_a_registered_but_undeclared_consumer_can_be_retired(
 ) -> None:
     streamer.drain()
 
-    finding = only(diagnose(connection, redis_client, Pipeline([*flow.channels.values()])), "consumers", "warning")
+    finding = only(
+        diagnose(Store(connection), redis_client, Pipeline([*flow.channels.values()])), "consumers", "warning"
+    )
 
     assert finding.fix == (
         "declare it, or run penstock doctor for the pipeline that does; if it is gone for good: penstock consumers retire reader --apply"
@@ -279,8 +282,8 @@ def test_what_no_pipeline_here_can_declare_is_neither_retired_nor_started(
     streamer.drain()
     connection.execute("UPDATE penstock.checkpoints SET consumer = %s, reported_by = %s", [name, reported_by])
 
-    [shown] = status(connection, redis_client, flow).consumers
-    results = found(diagnose(connection, redis_client, flow), "consumers", "warning")
+    [shown] = status(Store(connection), redis_client, flow).consumers
+    results = found(diagnose(Store(connection), redis_client, flow), "consumers", "warning")
 
     assert (shown.kind, shown.declared) == ("replay" if reported_by is None else "reported", None)
     assert results
@@ -301,7 +304,7 @@ def test_a_halted_shard_is_shown_with_the_command_to_resume_it(
     streamer.drain()
     reader.drain()
 
-    finding = only(diagnose(connection, redis_client, flow), "consumers", "error")
+    finding = only(diagnose(Store(connection), redis_client, flow), "consumers", "error")
 
     assert "reader is halted in things/" in finding.message
     assert "reset checkpoint reader --resume" in finding.fix
@@ -313,7 +316,7 @@ def test_records_that_no_streamer_publishes_are_an_error(
     set_constants("operating.doctor.pipeline_checks", STALLED_S=0.0)
     stage_rows(connection, things, 3)
 
-    finding = only(diagnose(connection, redis_client, flow), "streamer", "error")
+    finding = only(diagnose(Store(connection), redis_client, flow), "streamer", "error")
 
     assert finding.message.startswith("things: 3 committed records wait for the sequencer")
     assert "no streamer and no recruit has ticked since they were committed" in finding.message
@@ -326,7 +329,7 @@ def test_an_eviction_policy_that_may_evict_any_key_is_refused(
 ) -> None:
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        finding = only(diagnose(connection, redis_client), "eviction", "error")
+        finding = only(diagnose(Store(connection), redis_client), "eviction", "error")
         with pytest.raises(UnsafeSetting, match="allkeys-lru"):
             check_eviction(redis_client)
     finally:
@@ -352,7 +355,7 @@ def test_a_key_with_a_time_to_live_and_a_foreign_entry_are_found(
     redis_client.expire(first, 1000)
     redis_client.xadd(second, {"what": "is this"})
 
-    errors = found(diagnose(connection, redis_client), "keys", "error")
+    errors = found(diagnose(Store(connection), redis_client), "keys", "error")
 
     assert f"PERSIST {first}" in [error.fix for error in errors]
     assert any(second in error.fix for error in errors)
@@ -364,7 +367,7 @@ def test_a_foreign_key_in_place_of_a_shard_is_found(
     streamer.drain()
     redis_client.set(log_keys("penstock", things.shard_names[0]).stream, "mine")
 
-    findings = diagnose(connection, redis_client)
+    findings = diagnose(Store(connection), redis_client)
 
     assert found(findings, "keys", "error")
 
@@ -376,7 +379,7 @@ def test_a_log_ahead_of_the_journal_is_an_error(
     streamer.drain()
     connection.execute("DELETE FROM penstock.journal; DELETE FROM penstock.staged_records")
 
-    assert "reset epoch" in only(diagnose(connection, redis_client), "lineage", "error").message
+    assert "reset epoch" in only(diagnose(Store(connection), redis_client), "lineage", "error").message
 
 
 def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path: Path) -> None:
@@ -386,7 +389,7 @@ def test_a_replica_is_an_error(connection: Connection, redis_url: str, tmp_path:
         EmbeddedRedis(tmp_path / "replica", settings={"replicaof": "127.0.0.1 1"}) as replica,
         connect_redis(replica.url) as client,
     ):
-        findings = diagnose(connection, client)
+        findings = diagnose(Store(connection), client)
 
     assert "replica" in only(findings, "redis", "error").message
 
@@ -404,7 +407,7 @@ def test_a_diagnosis_changes_nothing(
         return [connection.execute(f"SELECT * FROM penstock.{t} ORDER BY 1".encode()).fetchall() for t in tables]
 
     before = everything()
-    findings = diagnose(connection, redis_client, flow)
+    findings = diagnose(Store(connection), redis_client, flow)
 
     assert everything() == before
     assert "new epoch" in only(findings, "lineage", "warning").fix
@@ -438,7 +441,7 @@ def test_a_redis_whose_provider_has_disabled_commands_is_no_error(
         streamer.drain()
         streamer.close()
 
-        findings = diagnose(connection, client, flow)
+        findings = diagnose(Store(connection), client, flow)
 
     assert found(findings, "redis", "error") == found(findings, "users", "error") == []
     warned = only(findings, "persistence", "warning")

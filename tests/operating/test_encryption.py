@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.doctor.database_checks import examine_encryption
 from penstock.operating.doctor.diagnosis import diagnose
 
@@ -35,6 +36,6 @@ def test_a_connection_across_a_network_is_to_be_verified(
 
 
 def test_doctor_examines_its_own_connection(connection: Connection, redis_client: redis.Redis) -> None:
-    [result] = [each for each in diagnose(connection, redis_client) if each.check == "encryption"]
+    [result] = [each for each in diagnose(Store(connection), redis_client) if each.check == "encryption"]
 
     assert (result.grade, result.message) == ("ok", "Postgres is on this machine")

@@ -20,6 +20,7 @@ from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.errors import ForeignLog, HiddenRows, PrivilegeMissing, Unknown
 from penstock.operating import letters as dead_letters
 from penstock.operating.tracing import story as tracing_story
@@ -59,7 +60,7 @@ def reader(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[LogWor
 @pytest.fixture
 def waiting(connection: Connection, flow: Pipeline) -> None:
     """The consumer is registered, and does not run."""
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
 
 
 def stage(connection: Connection, key: str = "k", channel: str = "things", shard: int = 0) -> int:
@@ -74,7 +75,7 @@ Why = Callable[[int | str | Place], Diagnosis]
 def why(connection: Connection, redis_client: redis.Redis) -> Why:
     def ask(wanted: int | str | Place) -> Diagnosis:
         known = RecordId(wanted) if isinstance(wanted, int) else wanted
-        return explain(connection, redis_client, known)
+        return explain(Store(connection), redis_client, known)
 
     return ask
 
@@ -87,7 +88,7 @@ def test_an_applied_record_has_its_whole_story(
     reader.drain()
 
     found = why(record)
-    [story] = trace(connection, redis_client, "k")
+    [story] = trace(Store(connection), redis_client, "k")
 
     assert (found.cause, found.is_applied) == ("applied", True)
     assert story.id == record
@@ -102,7 +103,7 @@ def test_an_applied_record_has_its_whole_story(
     assert by.at is not None
     assert by.at >= story.sequenced_at
     place = Place(ShardName("things", Shard(0)), Offset(1))
-    assert trace(connection, redis_client, place) == (story,)
+    assert trace(Store(connection), redis_client, place) == (story,)
     newest = stage(connection)
     streamer.drain()
     reader.drain()
@@ -123,7 +124,7 @@ def test_the_tick_of_a_record_is_shown_while_the_one_before_it_is_kept(
         ticks.append(tick)
 
     def shown() -> list[int | None]:
-        return [trace(connection, redis_client, key)[0].tick for key in ("k", "other")]
+        return [trace(Store(connection), redis_client, key)[0].tick for key in ("k", "other")]
 
     assert shown() == ticks
     connection.execute("DELETE FROM penstock.ticks WHERE tick < %s", [ticks[0]])
@@ -136,7 +137,7 @@ def test_the_newest_records_of_a_key_come_in_their_order_and_of_one_channel(
     records = [stage(connection) for _ in range(3)]
 
     def found(wanted: RecordId | str, **options: Any) -> list[int]:
-        return [story.id for story in trace(connection, redis_client, wanted, **options)]
+        return [story.id for story in trace(Store(connection), redis_client, wanted, **options)]
 
     assert found("k", most=2) == records[1:]
     assert found(RecordId(records[0]), channel="things") == records[:1]
@@ -159,7 +160,7 @@ def test_earlier_shards_are_looked_up_only_after_resharding(
     stage(connection)
     streamer.drain()
 
-    [story] = trace(connection, redis_client, "k")
+    [story] = trace(Store(connection), redis_client, "k")
 
     assert [each.state for each in story.readers] == ["behind"]
 
@@ -170,7 +171,7 @@ def test_an_open_transaction_is_named_without_its_statement(
     with psycopg.connect(database_url, application_name="shop") as slow:
         record = stage(slow)
         by_id, by_key = why(record), why("k")
-        shown = explain(connection, redis_client, RecordId(record), with_query=True)
+        shown = explain(Store(connection), redis_client, RecordId(record), with_query=True)
         pid = slow.info.backend_pid
         with psycopg.connect(database_url) as younger:
             stage(younger)
@@ -319,8 +320,8 @@ def test_a_redis_that_does_not_answer_is_part_of_the_answer(
     streamer.drain()
 
     with connect_redis("redis://127.0.0.1:1/0") as away:
-        found = explain(connection, away, RecordId(record))
-        [story] = trace(connection, away, RecordId(record))
+        found = explain(Store(connection), away, RecordId(record))
+        [story] = trace(Store(connection), away, RecordId(record))
 
     assert found.cause == "no answer from Redis"
     assert (story.offset, story.is_published) == (1, None)
@@ -438,7 +439,7 @@ def test_the_dead_letters_of_icks_and_queues_are_named_by_what_the_retry_takes(
         assert found.cause == "dead-lettered", found
         [letter] = [
             each
-            for each in dead_letters.of_consumer(connection, name)
+            for each in dead_letters.of_consumer(Store(connection), name)
             if each.record_id == record or each.key == "second"
         ]
         assert str(found.fix).endswith(f"dead-letters retry {name} '{letter.place}'")
@@ -484,7 +485,7 @@ def test_a_member_of_an_ick_is_dirty_held_and_done(
     def read(_session: object, members: Sequence[str]) -> None:
         del members
 
-    register_consumer(connection, flow.scope, flow.get_consumer("indexer"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("indexer"))
     record = stage(connection, "m", "index")
     streamer.drain()
     dirty = why(record)
@@ -501,7 +502,7 @@ def test_a_member_of_an_ick_is_dirty_held_and_done(
 
     assert [each.cause for each in (dirty, held, done)] == ["dirty", "held", "applied"]
     assert [why(each).cause for each in (record, later)] == ["applied", "dirty"]
-    [story] = trace(connection, redis_client, RecordId(record))
+    [story] = trace(Store(connection), redis_client, RecordId(record))
     assert [reader.state for reader in story.readers] == ["applied"], "whatever its checkpoint is"
 
 
@@ -512,7 +513,7 @@ def test_a_message_waits_is_leased_and_is_done(
     def do(_session: object, job: object) -> None:
         del job
 
-    register_consumer(connection, flow.scope, flow.get_consumer("doer"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("doer"))
     record = stage(connection, "tenant", "jobs")
     later = stage(connection, "tenant", "jobs")
     connection.execute(
@@ -546,7 +547,7 @@ def test_a_viewer_gets_the_same_answers(
         connect_postgres(database_url_for("a_viewer"), application="test") as viewer,
     ):
         hidden = stage(slow)
-        seen, unseen = (explain(viewer, redis_client, RecordId(n)) for n in (record, hidden))
+        seen, unseen = (explain(Store(viewer), redis_client, RecordId(n)) for n in (record, hidden))
 
         assert seen == why(record)
         assert unseen.cause == why(hidden).cause == "open transaction"
@@ -562,12 +563,12 @@ def test_a_role_without_the_rights_is_refused_or_shown_what_is_hidden(
             connect_postgres(database_url_for("a_streamer"), application="test") as role,
             pytest.raises(PrivilegeMissing, match="dead_letters"),
         ):
-            explain(role, redis_client, RecordId(record))
+            explain(Store(role), redis_client, RecordId(record))
         with connect_postgres(database_url_for("a_consumer"), application="test") as role:
             with pytest.raises(PrivilegeMissing, match="staged_records_id_seq"):
-                explain(role, redis_client, RecordId(record))
+                explain(Store(role), redis_client, RecordId(record))
             connection.execute("GRANT SELECT ON SEQUENCE penstock.staged_records_id_seq TO a_consumer")
-            found = explain(role, redis_client, RecordId(record))
+            found = explain(Store(role), redis_client, RecordId(record))
 
     assert found.cause == "open transaction"
     assert found.writers[0].state is None
@@ -582,7 +583,7 @@ def test_a_policy_that_applies_to_this_role_is_an_error_and_not_an_answer(
     connection.execute("ALTER TABLE penstock.staged_records ENABLE ROW LEVEL SECURITY")
 
     with connect_postgres(url, application="test") as viewer, pytest.raises(HiddenRows):
-        explain(viewer, redis_client, RecordId(record))
+        explain(Store(viewer), redis_client, RecordId(record))
 
 
 def test_a_record_is_found_in_its_shard_of_a_newer_generation(

@@ -12,6 +12,7 @@ from penstock import Ick, Pipeline
 from penstock.channels.ick.shard_states import oldest
 from penstock.channels.routing import ick_shard_keys
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.reset.checkpoint import reset_ick
 from penstock.operating.status.gathering import status
@@ -39,11 +40,11 @@ def marked(connection: Connection, flow: Pipeline, cluster: Cluster, database_ur
 
 
 def test_status_tail_doctor_and_reset_support_a_cluster(marked: Connection, flow: Pipeline, client: Any) -> None:
-    shards = status(marked, client, flow).channels[0].shards
-    sound = [f for f in diagnose(marked, client, flow) if f.check == "icks"]
+    shards = status(Store(marked), client, flow).channels[0].shards
+    sound = [f for f in diagnose(Store(marked), client, flow) if f.check == "icks"]
     keys = ick_shard_keys("penstock", INDEX.shard_names[1])
     client.set(keys.ick.dirty, "somebody's")
-    [damaged] = [f for f in diagnose(marked, client, flow) if f.check == "icks"]
+    [damaged] = [f for f in diagnose(Store(marked), client, flow) if f.check == "icks"]
     [repaired] = reset_ick(marked, client, "index", flow, apply=True)
 
     assert sum(shard.ick.dirty for shard in shards if shard.ick is not None) == 20

@@ -15,6 +15,7 @@ from penstock.channels.ick.shard_states import IckStatus, oldest
 from penstock.channels.routing import IckShardKeys, ick_shard_keys
 from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import Unknown
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
@@ -37,7 +38,7 @@ def get_keys(shard: int) -> IckShardKeys:
 
 
 def icks(connection: Connection, client: Any, flow: Pipeline) -> list[IckStatus]:
-    shards = status(connection, client, flow).channels[0].shards
+    shards = status(Store(connection), client, flow).channels[0].shards
     return [shard.ick for shard in shards if shard.ick is not None]
 
 
@@ -75,7 +76,7 @@ def test_an_ick_is_not_taken_for_a_log_of_one_entry(
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
 
-    shards = status(documents, redis_client, flow).channels[0].shards
+    shards = status(Store(documents), redis_client, flow).channels[0].shards
 
     assert [(shard.first, shard.entries) for shard in shards] == [(None, None)] * 2
     assert sum(shard.published or 0 for shard in shards) == 4
@@ -103,8 +104,8 @@ def test_inspecting_writes_nothing(
     streamer.drain()
     before = everything(redis_client)
 
-    status(documents, redis_client, flow)
-    diagnose(documents, redis_client, flow)
+    status(Store(documents), redis_client, flow)
+    diagnose(Store(documents), redis_client, flow)
     oldest(redis_client, "penstock", [ShardName("index", Shard(0))], 10)
 
     assert everything(redis_client) == before
@@ -117,7 +118,7 @@ def test_a_damaged_ick_is_reported_and_the_others_are_shown(
     streamer.drain()
     redis_client.set(get_keys(0).ick.dirty, "somebody's")
 
-    found = status(documents, redis_client, flow)
+    found = status(Store(documents), redis_client, flow)
     first, second = icks(documents, redis_client, flow)
 
     assert found.redis is None
@@ -139,7 +140,7 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     keys = get_keys(0)
     redis_client.set(keys.ick.dirty, "somebody's")
 
-    [finding] = [f for f in of(diagnose(documents, redis_client, flow), "icks") if f.grade != "ok"]
+    [finding] = [f for f in of(diagnose(Store(documents), redis_client, flow), "icks") if f.grade != "ok"]
     [planned] = reset_ick(documents, redis_client, "index", flow)
     before = everything(redis_client)
     [done] = reset_ick(documents, redis_client, "index", flow, apply=True)
@@ -152,7 +153,7 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     found = {each.key for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
     assert len(members) == 20
     assert found == members
-    assert of(diagnose(documents, redis_client, flow), "icks")[0].grade == "ok"
+    assert of(diagnose(Store(documents), redis_client, flow), "icks")[0].grade == "ok"
 
 
 def test_the_doctor_names_a_key_that_will_expire(
@@ -163,7 +164,7 @@ def test_the_doctor_names_a_key_that_will_expire(
     for key in (get_keys(0).ick.dirty, get_keys(1).progress):
         redis_client.expire(key, 1000)
 
-    findings = of(diagnose(documents, redis_client, flow), "keys")
+    findings = of(diagnose(Store(documents), redis_client, flow), "keys")
 
     assert {f.fix for f in findings if f.grade == "error"} == {
         f"PERSIST {get_keys(0).ick.dirty}",
@@ -178,10 +179,10 @@ def test_the_doctor_reports_members_that_no_consumer_processes(
     mark_changed(documents, ["a", "b", "c", "d"])
     streamer.drain()
 
-    [idle] = of(diagnose(documents, redis_client, flow), "icks")
+    [idle] = of(diagnose(Store(documents), redis_client, flow), "icks")
     holder = Reservations(redis_client, get_keys(0).name, holder="me", size=3)
     holder.reserve()
-    [held] = of(diagnose(documents, redis_client, flow), "icks")
+    [held] = of(diagnose(Store(documents), redis_client, flow), "icks")
 
     assert (idle.grade, held.grade) == ("warning", "warning")
     assert "4 members waiting" in idle.message

@@ -26,6 +26,7 @@ from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import NotReplayable, Refused, Unknown
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import rename, retire
@@ -331,7 +332,7 @@ class Operating:
     def choose(self, who: str, of: dict[str, Any]) -> tuple[list[Any], list[tuple[At, PlainLetter]]]:
         """The letters that a filter takes, as they are listed and as they should be."""
         reader = self.readers[who]
-        listed = of_consumer(self.connection, reader.name, LetterFilter(**of))
+        listed = of_consumer(Store(self.connection), reader.name, LetterFilter(**of))
         expected = [
             (at, PlainLetter(**vars(letter)))
             for at, letter in sorted(reader.letters.items())
@@ -372,13 +373,13 @@ class Operating:
 
     def request(self, who: str, of: dict[str, str]) -> None:
         listed, expected = self.choose(who, of)
-        assert request_retries(self.connection, listed) == len(expected)
+        assert request_retries(Store(self.connection), listed) == len(expected)
         for at, _ in expected:
             self.readers[who].letters[at].is_requested = True
 
     def drop(self, who: str, of: dict[str, str]) -> None:
         listed, expected = self.choose(who, of)
-        assert drop(self.connection, listed) == len(expected)
+        assert drop(Store(self.connection), listed) == len(expected)
         for at, _ in expected:
             del self.readers[who].letters[at]
 
@@ -388,12 +389,12 @@ class Operating:
         kind, name = ("channel", "things") if who == "channel" else ("consumer", self.readers[who].name)
         if who != "channel" and not self.readers[who].offsets:
             with pytest.raises(Unknown):
-                pause(self.connection, "consumer", name, reason="a deploy", by="ann")
+                pause(Store(self.connection), "consumer", name, reason="a deploy", by="ann")
         elif is_resumed:
-            assert (resume(self.connection, kind, name) is not None) == (who in self.pauses)  # type: ignore[arg-type]
+            assert (resume(Store(self.connection), kind, name) is not None) == (who in self.pauses)  # type: ignore[arg-type]
             self.pauses.discard(who)
         else:
-            pause(self.connection, kind, name, reason="a deploy", by="ann")  # type: ignore[arg-type]
+            pause(Store(self.connection), kind, name, reason="a deploy", by="ann")  # type: ignore[arg-type]
             self.pauses.add(who)
 
     def reset(self, who: str, to: tuple[Any, ...] | None, shard: int | None, *, resumes: bool, applies: bool) -> None:
@@ -402,9 +403,9 @@ class Operating:
             moves = self.plan_reset(reader, to, shard, resumes=resumes)
         except (Refused, Unknown) as refusal:
             with pytest.raises(type(refusal)):
-                reset_checkpoint(self.connection, reader.name, make_point(to), **options)  # type: ignore[arg-type]
+                reset_checkpoint(Store(self.connection), reader.name, make_point(to), **options)  # type: ignore[arg-type]
             return
-        done = reset_checkpoint(self.connection, reader.name, make_point(to), **options)  # type: ignore[arg-type]
+        done = reset_checkpoint(Store(self.connection), reader.name, make_point(to), **options)  # type: ignore[arg-type]
         assert [Move(m.shard, m.before, m.after, m.dead_letters, m.resumes) for m in done] == moves
         assert [m.again - m.passed_over for m in done] == [m.before - m.after for m in moves]
         assert all(min(m.again, m.passed_over) == m.removed == 0 for m in done)
@@ -478,7 +479,7 @@ class Operating:
         before, first = self.log.sizes[-1], len(self.log.shards)
         if first > 6:
             return
-        plan = reshard(self.connection, "things", shards, apply=applies)
+        plan = reshard(Store(self.connection), "things", shards, apply=applies)
         lags = {r.name: (sum(r.lag(self.log).values()), len(r.halted)) for r in self.readers.values() if r.offsets}
         for copy in self.open_replays():
             ends = (len(records) for records in self.log.shards)
@@ -497,9 +498,9 @@ class Operating:
         reader, names = self.readers[who], {"one": "uno", "uno": "one", "two": "due", "due": "two"}
         if not reader.offsets:
             with pytest.raises(Unknown):
-                rename(self.connection, reader.name, names[reader.name], apply=applies)
+                rename(Store(self.connection), reader.name, names[reader.name], apply=applies)
             return
-        rename(self.connection, reader.name, names[reader.name], apply=applies)
+        rename(Store(self.connection), reader.name, names[reader.name], apply=applies)
         if applies:
             reader.name = names[reader.name]
             self.stop(who)
@@ -509,9 +510,9 @@ class Operating:
         reader = self.readers[who]
         if not reader.offsets:
             with pytest.raises(Unknown):
-                retire(self.connection, reader.name)
+                retire(Store(self.connection), reader.name)
             return
-        [found] = retire(self.connection, reader.name, apply=applies)
+        [found] = retire(Store(self.connection), reader.name, apply=applies)
         assert (found.passed, found.lag) == (sum(reader.offsets.values()), sum(reader.lag(self.log).values()))
         assert found.dead_letters == len(reader.letters)
         if applies:
@@ -542,7 +543,7 @@ class Operating:
 
     def ask(self, request: ReplayRequest, **options: Any) -> Any:
         with connect_postgres(self.urls[0], application="test") as connection:
-            return replay(connection, request, **options)
+            return replay(Store(connection), request, **options)
 
     def plan_replay(self, start: Any, end: Any, key: str | None, shard: int | None) -> PlainReplay | None:
         named = [point[1] for point in (start, end) if point and point[0] == "place"]
@@ -597,14 +598,14 @@ class Operating:
 
     def cancel_replays(self) -> None:
         for copy in self.open_replays():
-            retire(self.connection, f"replay-{copy.number}", apply=True)
+            retire(Store(self.connection), f"replay-{copy.number}", apply=True)
         self.replays = {request: copy for request, copy in self.replays.items() if copy.has_ended}
 
     # --- what is there ---
 
     def look(self) -> None:
         """At each consumer's lag, and at who is halted, waits or is paused."""
-        found = status(self.connection, self.client, Pipeline([THINGS, COPIES]))
+        found = status(Store(self.connection), self.client, Pipeline([THINGS, COPIES]))
         readers = {reader.name: (who, reader) for who, reader in self.readers.items() if reader.offsets}
         shown = {each.consumer: each for each in found.consumers}
         assert shown.keys() == readers.keys() | {f"replay-{copy.number}" for copy in self.open_replays()}

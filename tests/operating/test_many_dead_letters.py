@@ -10,6 +10,7 @@ from fixtures.command_line import CommandLine
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import Unknown
 from penstock.operating.letters import LetterFilter, find, group, newest, of_consumer
 from penstock.records import parse_place
@@ -37,7 +38,7 @@ def reading(connection: Connection, database_url: str) -> Iterator[Connection]:
 
 def test_pages_have_each_letter_once_and_the_newest_first(reading: Connection) -> None:
     found: list[DeadLetterRow] = []
-    while page := newest(reading, LetterFilter("ride_totals"), after=found[-1] if found else None, limit=999):
+    while page := newest(Store(reading), LetterFilter("ride_totals"), after=found[-1] if found else None, limit=999):
         found += page
 
     assert len({each.place for each in found}) == len(found) == LETTERS * 99 // 100
@@ -45,8 +46,8 @@ def test_pages_have_each_letter_once_and_the_newest_first(reading: Connection) -
 
 
 def test_a_page_is_read_by_the_index_wherever_it_begins(reading: Connection) -> None:
-    sql = statements("penstock.operating", "penstock")["dead_letters"]
-    [last] = newest(reading, limit=5_000)[-1:]
+    sql = statements("penstock")["dead_letters"]
+    [last] = newest(Store(reading), limit=5_000)[-1:]
     values = {
         **asdict(LetterFilter()),
         "limit": 100,
@@ -67,20 +68,20 @@ def test_filters_are_the_same_for_a_list_a_count_and_a_choice(reading: Connectio
     since = datetime(2026, 11, 20, 0, 5, tzinfo=UTC)
     chosen = LetterFilter("rare", "rides", error="KeyError", since=since, until=since + timedelta(minutes=1))
 
-    listed = newest(reading, chosen, limit=LETTERS)
-    counted = group(reading, chosen)
+    listed = newest(Store(reading), chosen, limit=LETTERS)
+    counted = group(Store(reading), chosen)
 
     expected = [i for i in range(3000, 3600) if i % 300 == 0]
     assert sorted(each.offset for each in listed) == expected
     assert [(each.error, each.letters) for each in counted] == [("KeyError", len(expected))]
-    assert sorted(each.offset for each in of_consumer(reading, "rare", chosen)) == expected
-    assert {each.key for each in newest(reading, LetterFilter(key="k7"), limit=LETTERS)} == {"k7"}
+    assert sorted(each.offset for each in of_consumer(Store(reading), "rare", chosen)) == expected
+    assert {each.key for each in newest(Store(reading), LetterFilter(key="k7"), limit=LETTERS)} == {"k7"}
 
 
 def test_a_letter_is_found_by_its_place(reading: Connection) -> None:
-    assert find(reading, "rare", parse_place("rides/0 offset 100")).record_id == 100
+    assert find(Store(reading), "rare", parse_place("rides/0 offset 100")).record_id == 100
     with pytest.raises(Unknown, match="no dead letter at rides/0 offset 99"):
-        find(reading, "rare", parse_place("rides/0 offset 99"))
+        find(Store(reading), "rare", parse_place("rides/0 offset 99"))
 
 
 @pytest.mark.usefixtures("reading")
@@ -111,4 +112,4 @@ def test_the_commands_plan_by_the_same_filters(penstock: CommandLine, connection
     places = [f"rides/0 offset {i}" for i in range(300, 3000, 300)]
     assert [line.partition("would drop ")[2].partition("  ")[0] for line in plan.stdout.splitlines()] == places
     assert done.returncode == 0
-    assert len(of_consumer(connection, "rare")) == LETTERS // 100 - len(places)
+    assert len(of_consumer(Store(connection), "rare")) == LETTERS // 100 - len(places)

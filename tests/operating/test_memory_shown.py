@@ -13,6 +13,7 @@ from penstock.channels.log.streams import evict, extents
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.consumers import retire
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
@@ -35,7 +36,7 @@ def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> It
 
 
 def warnings(connection: Connection, client: redis.Redis, flow: Pipeline) -> list[tuple[str, str]]:
-    found = diagnose(connection, client, flow)
+    found = diagnose(Store(connection), client, flow)
     return [(r.message, r.fix) for r in found if r.check == "consumers" and r.grade != "ok"]
 
 
@@ -50,7 +51,7 @@ def test_the_memory_of_a_log_is_shown_beside_its_budget(
     for number in range(20):
         stage_rows(connection, things, 300, f"{number} ")
         streamer.drain()
-    found = status(connection, redis_client, flow)
+    found = status(Store(connection), redis_client, flow)
     [channel] = found.channels
     [consumer] = found.consumers
     begins = extents(redis_client, "penstock", things.shard_names).values()
@@ -65,7 +66,7 @@ def test_the_memory_of_a_log_is_shown_beside_its_budget(
     assert "penstock consumers retire reader --apply" in fix
 
     assert worker.drain() == 6000
-    assert [shard.evicted for shard in status(connection, redis_client, flow).consumers[0].shards] == [0, 0]
+    assert [shard.evicted for shard in status(Store(connection), redis_client, flow).consumers[0].shards] == [0, 0]
     assert warnings(connection, redis_client, flow) == []
 
 
@@ -75,7 +76,7 @@ def test_a_log_without_a_budget_is_not_measured(
     streamer.drain()
     connection.execute("UPDATE penstock.channels SET redis_memory = NULL")
     redis_client.config_resetstat()
-    [channel] = status(connection, redis_client, flow).channels
+    [channel] = status(Store(connection), redis_client, flow).channels
 
     assert (channel.memory, channel.redis_memory) == (None, None)
     assert "cmdstat_memory|usage" not in redis_client.info("commandstats")
@@ -91,7 +92,9 @@ def test_a_consumer_is_warned_of_before_what_it_has_not_read_is_evicted(
 ) -> None:
     """And of a budget that others have used up, it is not."""
     number = 0
-    while (memory := status(connection, redis_client, flow).channels[0].memory) is None or memory < 0.85 * BUDGET:
+    while (
+        memory := status(Store(connection), redis_client, flow).channels[0].memory
+    ) is None or memory < 0.85 * BUDGET:
         number += 1
         stage_rows(connection, things, 100, f"{number} ")
         streamer.drain()
@@ -120,7 +123,7 @@ def test_a_consumer_that_holds_back_retention_is_named_until_it_is_retired(
 
     assert any(m.startswith("reader holds back retention of things since 20") for m in messages)
     assert retain_now(streamer) == 0
-    retire(connection, "reader", apply=True)
+    retire(Store(connection), "reader", apply=True)
     assert retain_now(streamer) > 100
 
 

@@ -10,10 +10,10 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import HistoryDiverged
 from penstock.journal.lineage import check_lineage
 from penstock.operating.reset.epoch import reset_epoch
-from penstock.records import DEFAULT_SCOPE
 from penstock.schema.role_plan import make_roles
 from penstock.streaming import tick
 
@@ -21,7 +21,7 @@ Open = Callable[[Connection, redis.Redis, Pipeline], object]
 
 
 def open_by_worker(connection: Connection, client: redis.Redis, flow: Pipeline) -> object:
-    return check_lineage(connection, client, DEFAULT_SCOPE, declared=flow.shard_names)
+    return check_lineage(Store(connection), client, declared=flow.shard_names)
 
 
 def open_by_operator(connection: Connection, client: redis.Redis, flow: Pipeline) -> object:
@@ -77,7 +77,7 @@ def test_the_next_tick_belongs_to_the_new_epoch(
     connection.execute("UPDATE penstock.epochs SET timeline = 77")
 
     assert open_by_worker(connection, redis_client, flow) == 2
-    assert tick(connection, DEFAULT_SCOPE).epoch == 2
+    assert tick(Store(connection)).epoch == 2
 
 
 def test_a_record_of_the_very_next_transaction_is_another_clusters(

@@ -14,10 +14,11 @@ from penstock.channels.log.streams import evict, extents, read
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.errors import HistoryDiverged, LogDiverged
 from penstock.operating.channels import reshard
 from penstock.operating.reset.doubt import ConsumerInDoubt
-from penstock.records import BEGINNING, DEFAULT_SCOPE, Offset, Shard, ShardName
+from penstock.records import BEGINNING, Offset, Shard, ShardName
 from penstock.streaming import tick
 
 CHECKPOINTS = """
@@ -113,7 +114,7 @@ def test_doubt_begins_where_two_histories_part_and_not_where_the_journal_ends(
     stage(restored, things, 40, "other")
     lost = tails(redis_client, things)
     with connect_postgres(restored, application="test") as connection:
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
         connection.execute(CHECKPOINTS, [kept[first] + 4])
         connection.execute(CHECKPOINTS.replace("reader", "beyond"), [lost[first] + 4])
 
@@ -250,7 +251,7 @@ def test_the_plan_names_the_shards_of_now_for_records_without_an_offset(
 
 def change_shards(url: str) -> None:
     with connect_postgres(url, application="test") as connection:
-        assert reshard(connection, "things", 3, apply=True).applied
+        assert reshard(Store(connection), "things", 3, apply=True).applied
 
 
 def test_a_group_of_readers_goes_back_to_the_first_offset_in_doubt(
@@ -266,7 +267,7 @@ def test_a_group_of_readers_goes_back_to_the_first_offset_in_doubt(
     stream(flow, database_url, redis_url)
     stage(restored, things, 5, "new")
     with connect_postgres(restored, application="test") as connection:
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
     with LogGroup.connect(redis_url, "things", "mailers", shards=1) as group:
         assert len(group.read(100)) == 20
 

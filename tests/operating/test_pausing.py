@@ -23,6 +23,7 @@ from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.consuming.worker import Worker
 from penstock.database.connections import Connection
 from penstock.database.registry import PauseKind, register_consumer
+from penstock.database.store import Store
 from penstock.errors import Halted, Paused, Refused, Unknown
 from penstock.operating.consumers import rename, retire
 from penstock.operating.doctor.diagnosis import diagnose
@@ -109,7 +110,7 @@ def workers(flow: Pipeline, connection: Connection, database_url: str, redis_url
     with ExitStack() as stack:
         made: dict[str, Worker] = {}
         for name in flow.consumers:
-            register_consumer(connection, flow.scope, flow.get_consumer(name))
+            register_consumer(Store(connection, flow.scope), flow.get_consumer(name))
             worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
             assert isinstance(worker, Worker)
             made[name] = stack.enter_context(closing(worker))
@@ -147,7 +148,7 @@ def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterw
         streamer.drain()
         eventually(lambda: applied().get(name) == 3, "the worker runs")
 
-        pause(connection, kind, paused, reason="the mail server is being moved", by="ann")
+        pause(Store(connection), kind, paused, reason="the mail server is being moved", by="ann")
         # The worker of a queue asks twice a second; the others with each transaction.
         eventually(lambda: name != "jobs" or has_read(workers[name]), "the worker has read it")
         stage(5)
@@ -158,7 +159,7 @@ def test_a_running_worker_begins_nothing_while_it_is_paused_and_all_of_it_afterw
             assert rounds.acquire(timeout=60)
 
         assert applied()[name] == 3
-        resume(connection, kind, paused)
+        resume(Store(connection), kind, paused)
         eventually(lambda: applied()[name] == 8, "the worker goes on")
 
 
@@ -175,14 +176,14 @@ def test_a_drain_of_a_paused_consumer_ends_with_nothing_applied_and_another_one_
     streamer.drain()
     names = {"totals": "things", "search": "index", "jobs": "jobs"}
     for consumer, channel in names.items():
-        pause(connection, kind, consumer if kind == "consumer" else channel, reason="a deploy", by="ann")
+        pause(Store(connection), kind, consumer if kind == "consumer" else channel, reason="a deploy", by="ann")
 
     assert [workers[name].drain() for name in names] == [0, 0, 0]
     assert workers["other"].drain() == (5 if kind == "consumer" else 0)
     assert retain_now(streamer) == 0
 
     for consumer, channel in names.items():
-        resume(connection, kind, consumer if kind == "consumer" else channel)
+        resume(Store(connection), kind, consumer if kind == "consumer" else channel)
     for worker in workers.values():
         worker.drain()
     assert applied() == dict.fromkeys((*names, "other"), 5)
@@ -195,10 +196,10 @@ def test_a_worker_that_starts_while_it_is_paused_goes_on_where_it_was(
     streamer.drain()
     worker = workers["totals"]
     worker.drain()
-    pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+    pause(Store(connection), "consumer", "totals", reason="a deploy", by="ann")
     worker.close()
     worker.drain()
-    resume(connection, "consumer", "totals")
+    resume(Store(connection), "consumer", "totals")
     stage(1)
     streamer.drain()
 
@@ -220,11 +221,11 @@ def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_
     *_, record = stage(1)
     streamer.drain()
     workers["other"].drain()
-    paused = pause(connection, "consumer", "totals", reason="its table is being moved", by="ann@desk")
+    paused = pause(Store(connection), "consumer", "totals", reason="its table is being moved", by="ann@desk")
 
-    found = status(connection, redis_client, flow)
-    diagnosis = explain(connection, redis_client, RecordId(record))
-    checks = [each for each in diagnose(connection, redis_client, flow) if each.check == "paused"]
+    found = status(Store(connection), redis_client, flow)
+    diagnosis = explain(Store(connection), redis_client, RecordId(record))
+    checks = [each for each in diagnose(Store(connection), redis_client, flow) if each.check == "paused"]
 
     assert found.pauses == (paused,)
     held = {each.consumer: found.find_pause(each) for each in found.consumers}
@@ -248,8 +249,8 @@ def test_what_would_wait_for_a_paused_or_halted_consumer_ends_with_the_reason(
         "totals": "consumer totals is paused",
         "other": "consumer other is halted in things/2",
     }
-    pause(connection, "channel", "index", reason="a deploy", by="ann")
-    pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+    pause(Store(connection), "channel", "index", reason="a deploy", by="ann")
+    pause(Store(connection), "consumer", "totals", reason="a deploy", by="ann")
     connection.execute("UPDATE penstock.checkpoints SET halted = 'a test' WHERE consumer = 'other' AND shard = 2")
 
     assert drained(flow, database_url, redis_url, consumers=["jobs"]) == {"jobs": 0}
@@ -267,36 +268,36 @@ def test_what_would_wait_for_a_paused_or_halted_consumer_ends_with_the_reason(
 
     barrier = Barrier(flow.get_consumer("totals"), flow.scope)
     with pytest.raises(Paused, match="penstock consumers resume totals"):
-        read_checkpoints(connection, barrier)
-    resume(connection, "consumer", "totals")
-    pause(connection, "channel", "things", reason="a deploy", by="ann")
+        read_checkpoints(Store(connection), barrier)
+    resume(Store(connection), "consumer", "totals")
+    pause(Store(connection), "channel", "things", reason="a deploy", by="ann")
     with pytest.raises(Paused, match="penstock channels resume things"):
-        read_checkpoints(connection, barrier)
+        read_checkpoints(Store(connection), barrier)
 
 
 @pytest.mark.usefixtures("workers")
 def test_a_pause_goes_with_a_renamed_consumer_and_ends_with_a_retired_one(connection: Connection) -> None:
-    pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+    pause(Store(connection), "consumer", "totals", reason="a deploy", by="ann")
 
-    rename(connection, "totals", "sums", apply=True)
+    rename(Store(connection), "totals", "sums", apply=True)
     assert connection.execute("SELECT kind, name FROM penstock.pauses").fetchall() == [("consumer", "sums")]
 
-    retire(connection, "sums", apply=True)
+    retire(Store(connection), "sums", apply=True)
     assert connection.execute("SELECT kind, name FROM penstock.pauses").fetchall() == []
 
 
 @pytest.mark.usefixtures("workers")
 def test_a_pause_that_would_stop_nothing_is_refused(connection: Connection) -> None:
     with pytest.raises(Unknown, match="there are: jobs, other, search, totals"):
-        pause(connection, "consumer", "total", reason="a deploy", by="ann")
+        pause(Store(connection), "consumer", "total", reason="a deploy", by="ann")
     with pytest.raises(Unknown, match="there are: index, jobs, things"):
-        pause(connection, "channel", "thing", reason="a deploy", by="ann")
+        pause(Store(connection), "channel", "thing", reason="a deploy", by="ann")
     for reason in ("", " ", "x" * (MAX_REASON + 1)):
         with pytest.raises(Refused, match="a reason of 1 to 500 characters"):
-            pause(connection, "consumer", "totals", reason=reason, by="ann")
+            pause(Store(connection), "consumer", "totals", reason=reason, by="ann")
     connection.execute("UPDATE penstock.checkpoints SET reported_by = 'elsewhere' WHERE consumer = 'totals'")
     with pytest.raises(Refused, match="Pause it there"):
-        pause(connection, "consumer", "totals", reason="a deploy", by="ann")
+        pause(Store(connection), "consumer", "totals", reason="a deploy", by="ann")
 
 
 @pytest.mark.usefixtures("workers")

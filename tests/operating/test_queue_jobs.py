@@ -16,12 +16,12 @@ from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.operating.jobs.browsing import JobFilter, find_jobs, list_jobs
 from penstock.operating.jobs.changes import Cancellation, cancel_jobs, count_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -51,7 +51,7 @@ def test_jobs_are_listed_wherever_they_are(
     stage(connection, "late")
     with queue.reader() as reader:
         [lease, *_] = reader.read(1)
-        found = list_jobs(connection, redis_client, "jobs")
+        found = list_jobs(Store(connection), redis_client, "jobs")
 
         assert [(job.id, job.tenant, job.state) for job in found] == [
             (1, "a", "leased"),
@@ -142,13 +142,13 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
 ) -> None:
     for of in FILTERS:
         expected = [id_ for id_, job in some_of_each.items() if takes(of, id_, job)]
-        listed = list_jobs(connection, redis_client, "jobs", of)
+        listed = list_jobs(Store(connection), redis_client, "jobs", of)
         assert [job.id for job in listed] == expected, of
         assert [(job.tenant, job.key, job.unique, job.state) for job in listed] == [
             (job.tenant, job.key, job.unique, job.state) for job in (some_of_each[id_] for id_ in expected)
         ]
         for movable in (False, True):
-            counted = count_jobs(connection, redis_client, "jobs", of, movable=movable)
+            counted = count_jobs(Store(connection), redis_client, "jobs", of, movable=movable)
             chosen = [job for job in (some_of_each[id_] for id_ in expected) if job.is_movable or not movable]
             assert {(each.tenant, each.state): each.jobs for each in counted} == Counter(
                 (job.tenant, job.state) for job in chosen
@@ -156,7 +156,7 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
             assert [each.jobs for each in counted] == sorted((each.jobs for each in counted), reverse=True)
     every = [*some_of_each]
     for newer, size in enumerate((1, 15, 18, 19), start=18):
-        pages = find_jobs(connection, redis_client, "jobs", JobFilter(), size=size)
+        pages = find_jobs(Store(connection), redis_client, "jobs", JobFilter(), size=size)
         read = [next(pages)]
         stage(connection)  # comes too late
         read += pages
@@ -164,7 +164,7 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
         assert all(len(page) <= size for page in read)
         every.append(newer)
     for after, most in ((0, 1), (1, 2), (15, 3), (16, 0)):
-        listed = list_jobs(connection, redis_client, "jobs", JobFilter(), after=after, limit=most)
+        listed = list_jobs(Store(connection), redis_client, "jobs", JobFilter(), after=after, limit=most)
         assert [job.id for job in listed] == every[after : after + most]
 
 
@@ -174,14 +174,14 @@ def test_what_an_operator_does_is_done_to_what_a_filter_takes_and_to_nothing_els
     later = datetime(2100, 1, 1, tzinfo=UTC)
 
     def dues() -> dict[int, datetime | None]:
-        return {job.id: job.due for job in list_jobs(connection, redis_client, "jobs")}
+        return {job.id: job.due for job in list_jobs(Store(connection), redis_client, "jobs")}
 
     of, before = JobFilter(tenant="a", key="k"), dues()
     moved = {id_ for id_, job in some_of_each.items() if takes(of, id_, job) and job.is_movable}
-    assert move_due(connection, redis_client, "jobs", of, later) == len(moved) == 2
+    assert move_due(Store(connection), redis_client, "jobs", of, later) == len(moved) == 2
     assert dues() == {id_: later if id_ in moved else due for id_, due in before.items()}
 
-    planned = retry_jobs(connection, redis_client, "jobs", JobFilter(tenant="a"), apply=True)
+    planned = retry_jobs(Store(connection), redis_client, "jobs", JobFilter(tenant="a"), apply=True)
     assert {(each.state, each.outcome): each.jobs for each in planned} == {
         ("leased", "nothing: a worker has it"): 2,
         ("waiting", "nothing: it is due already"): 1,
@@ -192,7 +192,7 @@ def test_what_an_operator_does_is_done_to_what_a_filter_takes_and_to_nothing_els
     assert all(due is not None and due < later for id_, due in dues().items() if id_ in moved)
 
     of = JobFilter(tenant="b", state="delayed")
-    assert cancel_jobs(connection, redis_client, "jobs", of) == Cancellation(cancelled=2, running=0)
+    assert cancel_jobs(Store(connection), redis_client, "jobs", of) == Cancellation(cancelled=2, running=0)
     assert [*dues()] == [id_ for id_, job in some_of_each.items() if not takes(of, id_, job)]
 
 
@@ -247,13 +247,13 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     applied = penstock("jobs", "cancel", "jobs", "--tenant", "big", "--state", "waiting", "--apply", "--json")
     assert json.loads(applied.stdout) == {"cancelled": 600, "running": 0}
     small = JobFilter((602, 603))
-    assert cancel_jobs(connection, redis_client, "jobs", small) == Cancellation(cancelled=2, running=0)
+    assert cancel_jobs(Store(connection), redis_client, "jobs", small) == Cancellation(cancelled=2, running=0)
     assert jobs_command(small, "cancel", "jobs") == "penstock jobs cancel jobs 602 603 --apply"
 
-    assert [job.id for job in list_jobs(connection, redis_client, "jobs")] == [601]
+    assert [job.id for job in list_jobs(Store(connection), redis_client, "jobs")] == [601]
     queue = FairQueue(redis_client, "jobs")
     eventually(lambda: streamer.drain() >= 0 and queue.stats().length == 0, "the streamer has emptied Redis")
-    assert [noted.command for noted in list_actions(connection)] == [
+    assert [noted.command for noted in list_actions(Store(connection))] == [
         "penstock jobs cancel jobs --tenant big --state waiting --apply"
     ]
 
@@ -270,18 +270,18 @@ def test_jobs_are_due_at_another_time(
         [running] = reader.read(1)
         later = datetime(2100, 1, 1, tzinfo=UTC)
 
-        assert move_due(connection, redis_client, "jobs", JobFilter((1, 3)), later) == 1
+        assert move_due(Store(connection), redis_client, "jobs", JobFilter((1, 3)), later) == 1
         plan = penstock("jobs", "move-due", "jobs", "0s", "2", "3", "4", "--json")
         assert json.loads(plan.stdout) == [{"tenant": "a", "state": "delayed", "jobs": 1}]
         assert "those with a unique name, are left alone" in plan.stderr
         assert penstock("jobs", "move-due", "jobs", "2020-01-01T00:00Z", "2", "3", "4", "--apply").stdout.startswith(
             "1 job due at"
         )
-        [noted] = list_actions(connection)
+        [noted] = list_actions(Store(connection))
         assert noted.command == "penstock jobs move-due jobs 2020-01-01T00:00:00+00:00 2 3 4 --apply"
         streamer.drain()
 
-        found = list_jobs(connection, redis_client, "jobs")
+        found = list_jobs(Store(connection), redis_client, "jobs")
         assert [(job.id, job.key, job.unique, job.state) for job in found] == [
             (1, "k", "", "delayed"),
             (2, "", "", "waiting"),
@@ -299,7 +299,7 @@ def test_jobs_are_due_at_another_time(
 def test_limits_are_listed_set_by_a_plan_and_taken_back(
     connection: Connection, penstock: CommandLine, streamer: Streamer
 ) -> None:
-    register_channel(connection, DEFAULT_SCOPE, Queue("jobs", key_limits={"": KeyLimits(in_flight=1)}))
+    register_channel(Store(connection), Queue("jobs", key_limits={"": KeyLimits(in_flight=1)}))
     words = "queues", "limit", "jobs", "--key", "api", "--rate", "5"
     planned = penstock(*words)
     assert planned.stdout.startswith("key 'api' of jobs: no limits of its own → rate 5.0\n"), planned.stderr
@@ -309,20 +309,20 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     assert nothing.returncode == 2
     assert "no limits of that key of jobs were set; what was set: penstock queues limits jobs" in nothing.stderr
     assert penstock(*words, "--apply").returncode == 0
-    found, count = list_limits(connection, "jobs", limit=1)
+    found, count = list_limits(Store(connection), "jobs", limit=1)
     assert ([(each.name, each.set_at) for each in found], count) == ([("", None)], 2)
     assert "api   rate 5.0 " in penstock("queues", "limits", "jobs").stdout
-    [action] = list_actions(connection)
+    [action] = list_actions(Store(connection))
     assert action.title == "Limit a key of jobs"  # which one needs a right in the console
     assert action.command == "penstock queues limit jobs --key api --rate 5.0 --apply"
 
     assert penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply").returncode == 0
     assert connection.execute("SELECT count(*) FROM penstock.queue_limits").fetchone() == (0,)
     limit(connection, TenantLimits(weight=1), of=Queue("jobs"), tenant="a", pipeline=Pipeline([Queue("jobs")]))
-    assert [(each.limits, each.text) for each in list_limits(connection, "jobs", name="a")[0]] == [({}, "none")]
+    assert [(each.limits, each.text) for each in list_limits(Store(connection), "jobs", name="a")[0]] == [({}, "none")]
     of_tenant = "queues", "limit", "jobs", "--tenant", "", "--elastic", "2", "--bytes", "900", "--apply"
     assert penstock(*of_tenant).returncode == 0
-    [_, of_others] = list_limits(connection, "jobs", name="")[0]
+    [_, of_others] = list_limits(Store(connection), "jobs", name="")[0]
     assert (of_others.kind, of_others.limits) == ("tenant", {"elastic": 2, "bytes": 900})
     assert penstock("queues", "limit", "jobs", "--key", "api", "--bytes", "9").returncode == 2
     assert penstock("queues", "limit", "jobs", "--key", "api").returncode == 2

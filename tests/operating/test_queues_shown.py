@@ -15,6 +15,7 @@ from penstock import Log, Pipeline, Queue
 from penstock.channels.queue.inspection import CheckedShard, oldest_messages
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ForeignQueue
 from penstock.operating.doctor.check import CheckResult
@@ -23,7 +24,7 @@ from penstock.operating.doctor.redis_checks import check_clocks
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ShardStatus
-from penstock.records import DEFAULT_SCOPE, Shard, ShardName
+from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 from penstock.verifying.verification import InlineExaminer, verify
 
@@ -45,7 +46,7 @@ def finish(connection: Connection, ids: list[str]) -> None:
 
 
 def shown(connection: Connection, client: Any, flow: Pipeline) -> ShardStatus:
-    [jobs] = [c for c in status(connection, client, flow).channels if c.channel == "jobs"]
+    [jobs] = [c for c in status(Store(connection), client, flow).channels if c.channel == "jobs"]
     assert jobs.kind == "queue"
     return jobs.shards[0]
 
@@ -97,7 +98,7 @@ def test_a_foreign_key_is_damage_and_doctor_names_it(
     redis_client.set("penstock:{jobs/0}:q-ages", "somebody's")
 
     assert "another type" in (shown(connection, redis_client, flow).damage or "")
-    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "error"
     assert "penstock:{jobs/0}:q-ages holds a string" in found.message
 
@@ -140,14 +141,14 @@ def test_doctor_finds_parts_of_a_queue_that_do_not_agree_and_names_the_repair(
         redis_client.delete(key)
     before = everything(redis_client)
 
-    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "warning"
     assert part in found.message.partition("do not agree: ")[2].split(", ")
     assert "penstock stream" in found.fix
     assert everything(redis_client) == before
 
     streamer.drain()
-    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "ok"
 
 
@@ -163,13 +164,13 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
     streamer.drain()
     finish(connection, [lease.message.id for lease in queue.reader().read(1)])
 
-    findings = diagnose(connection, redis_client, flow)
+    findings = diagnose(Store(connection), redis_client, flow)
     assert [f for f in findings if f.grade == "error" and f.check != "durability"] == []
     [found] = of(findings, "queues")
     assert found.message.startswith("1 undamaged; 3 messages not done")
 
     set_constants("operating.doctor.redis_checks", SLOW_S=-1.0)
-    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "warning"
     assert "3 messages waiting or worked on" in found.message
 
@@ -181,7 +182,7 @@ def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets
     streamer.drain()
     redis_client.hincrbyfloat("penstock:{jobs/0}:q-meta", "clock", 3_600_000)
 
-    found, *_ = of(diagnose(connection, redis_client, flow), "queues")
+    found, *_ = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "warning"
     assert "jobs/0: its clock is 60 min ahead of that of Redis" in found.message
 
@@ -189,7 +190,7 @@ def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets
     assert command[:2] == ["redis-cli", "HINCRBY"]
     redis_client.hincrby(command[2], command[3], int(command[4]))
     streamer.drain()
-    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "ok"
 
 
@@ -210,7 +211,7 @@ def test_doctor_tells_of_dead_letters(
     streamer.drain()
     queue.reader().read()[0].dead("broken")
 
-    [found] = of(diagnose(connection, redis_client, flow), "queues")
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert "1 dead letter" in found.message
 
 
@@ -220,13 +221,13 @@ def test_verify_finds_a_queue_in_order_while_its_records_go(
     stage(connection, 10)
     streamer.drain()
     finish(connection, [lease.message.id for lease in queue.reader().read(4)])
-    examiner = InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
+    examiner = InlineExaminer(Store(connection), redis_url)
 
-    done = verify(connection, redis_client, examiner)
+    done = verify(Store(connection), redis_client, examiner)
 
     assert not done.findings
     connection.execute("UPDATE penstock.journal SET record_ids = record_ids[2:] || record_ids[1:1]")
-    assert verify(connection, redis_client, examiner).findings
+    assert verify(Store(connection), redis_client, examiner).findings
 
 
 def test_tail_prints_what_is_not_done_and_why(connection: Connection, penstock: CommandLine) -> None:

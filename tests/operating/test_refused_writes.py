@@ -17,6 +17,7 @@ from fixtures.topologies import Cluster, Watched
 from penstock import Log, Pipeline
 from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, UnpublishableRecord
 from penstock.operating.tracing.causes import explain
@@ -51,7 +52,7 @@ def why(connection: Connection, own_redis: EmbeddedRedis) -> Why:
 
     def ask() -> Diagnosis:
         with connect_redis(own_redis.url) as client:
-            return explain(connection, client, "refused 1")
+            return explain(Store(connection), client, "refused 1")
 
     return ask
 
@@ -118,9 +119,9 @@ def test_too_few_replicas_may_be_the_cause(
         stage_rows(connection, things, 1, "refused ")
         with pytest.raises(AppendRefused):
             streamer.drain()
-        found = explain(connection, client, "refused 1")
+        found = explain(Store(connection), client, "refused 1")
         streamer.close()
-        alone = explain(connection, client, "refused 1")
+        alone = explain(Store(connection), client, "refused 1")
 
     assert (found.cause, alone.cause) == ("not published", "not published")
     assert "a streamer is connected, and Redis may refuse its writes (NOREPLICAS)" in found.text

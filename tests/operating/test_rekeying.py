@@ -20,6 +20,7 @@ from penstock import Ick, Job, Log, Pipeline, Queue, stage
 from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import Refused
 from penstock.operating.channels import list_channels, retire_channel
 from penstock.records import Record
@@ -115,7 +116,7 @@ def deployed(engine: Engine, connection: Connection, database_url: str, redis_ur
 
 
 def registered(connection: Connection) -> list[str]:
-    return [each.channel for each in list_channels(connection)]
+    return [each.channel for each in list_channels(Store(connection))]
 
 
 # an Ick
@@ -204,7 +205,7 @@ def test_an_ick_gets_another_member_under_load(
     end_both_application()
     end_new_workers = deployed.workers(new)
     end_both_workers()
-    assert retire_channel(connection, redis_client, "rides-to-index", discard=True, apply=True).applied
+    assert retire_channel(Store(connection), redis_client, "rides-to-index", discard=True, apply=True).applied
     end_new_application()
     eventually(lambda: is_equal(connection, "rider_index", "rider_id"), "all is there", timeout_s=90)
     end_new_workers()
@@ -273,13 +274,15 @@ def test_a_queue_gets_another_tenant_under_load(
         first(session, random.Random(), delay=3)
 
     with pytest.raises(Refused, match="records have not been read"):
-        retire_channel(connection, redis_client, "receipts", apply=True)
+        retire_channel(Store(connection), redis_client, "receipts", apply=True)
     eventually(
-        lambda: retire_channel(connection, redis_client, "receipts").unread == 0, "the old queue is empty", timeout_s=90
+        lambda: retire_channel(Store(connection), redis_client, "receipts").unread == 0,
+        "the old queue is empty",
+        timeout_s=90,
     )
     end_new_workers = deployed.workers(new)
     end_both_workers()
-    assert retire_channel(connection, redis_client, "receipts", apply=True).applied
+    assert retire_channel(Store(connection), redis_client, "receipts", apply=True).applied
     end_application()
 
     numbers = first.numbers | second.numbers
@@ -345,12 +348,12 @@ def test_a_log_gets_another_key_and_each_ride_keeps_its_order(
     with LogWorker(WorkerSetup(old, old.get_consumer("copy-rides"), database_url, redis_url)) as worker:
         end_old_consumer = deployed.run(worker.run)
         eventually(
-            lambda: retire_channel(connection, redis_client, "rides").unread == 0,
+            lambda: retire_channel(Store(connection), redis_client, "rides").unread == 0,
             "the old log is read to its end",
             timeout_s=90,
         )
         end_old_consumer()
-    assert retire_channel(connection, redis_client, "rides", apply=True).applied
+    assert retire_channel(Store(connection), redis_client, "rides", apply=True).applied
     end_streamers()
     end_new_workers = deployed.workers(new)
     end_new_application()

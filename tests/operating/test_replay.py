@@ -13,6 +13,7 @@ from fixtures.constants import SetConstants
 from fixtures.flow import ReadLog, drop_limits, retain_now, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import DamagedJournal, NotReplayable, PenstockError, Unknown
 from penstock.journal.journal_reader import offsets_since
 from penstock.operating import replay
@@ -57,7 +58,7 @@ def ask(connection: Connection, streamer: Streamer, database_url: str) -> Any:
     def run(target: str = "copies", *, channel: str = "things", **options: Any) -> Replay:
         parts = {name: options.pop(name) for name in ("start", "end", "key", "shard") if name in options}
         with connect_postgres(database_url, application="test") as own:
-            return replay.replay(own, ReplayRequest(channel, target, **parts), **options)
+            return replay.replay(Store(own), ReplayRequest(channel, target, **parts), **options)
 
     return run
 
@@ -338,7 +339,7 @@ def test_retention_waits_for_a_replay_and_removed_records_are_refused(
 
 def test_a_replay_whose_checkpoints_were_retired_is_over(connection: Connection, ask: Ask) -> None:
     def cancel(_: int) -> None:
-        retire(connection, "replay-1", apply=True)
+        retire(Store(connection), "replay-1", apply=True)
 
     with pytest.raises(NotReplayable, match="is cancelled"):
         ask(apply=True, on_batch=cancel)

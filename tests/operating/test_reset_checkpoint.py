@@ -12,12 +12,13 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.declaring.kinds import Channel
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import offsets_since
 from penstock.operating.reset import checkpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
-from penstock.records import DEFAULT_SCOPE, Offset, Record
+from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 
 
@@ -56,7 +57,7 @@ def reader(
 def test_without_apply_nothing_moves(connection: Connection, reader: LogWorker) -> None:
     before = connection.execute("SELECT * FROM penstock.checkpoints ORDER BY shard").fetchall()
 
-    moves = reset_checkpoint(connection, "reader", "earliest")
+    moves = reset_checkpoint(Store(connection), "reader", "earliest")
 
     assert sum(move.again for move in moves) == 20
     assert connection.execute("SELECT * FROM penstock.checkpoints ORDER BY shard").fetchall() == before
@@ -68,7 +69,7 @@ def test_after_a_reset_to_earliest_everything_is_applied_again(
     first = list(applied)
     applied.clear()
 
-    reset_checkpoint(connection, "reader", "earliest", apply=True)
+    reset_checkpoint(Store(connection), "reader", "earliest", apply=True)
     reader.drain()
 
     assert sorted(r.id for r in applied) == sorted(r.id for r in first)
@@ -77,7 +78,7 @@ def test_after_a_reset_to_earliest_everything_is_applied_again(
 def test_one_shard_can_be_reset_to_an_offset(connection: Connection, reader: LogWorker, applied: list[Record]) -> None:
     applied.clear()
 
-    reset_checkpoint(connection, "reader", Offset(3), shard=1, apply=True)
+    reset_checkpoint(Store(connection), "reader", Offset(3), shard=1, apply=True)
     reader.drain()
 
     assert {r.shard for r in applied} == {1}
@@ -86,17 +87,17 @@ def test_one_shard_can_be_reset_to_an_offset(connection: Connection, reader: Log
 
 def test_one_offset_for_several_shards_is_refused(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Refused, match="--shard"):
-        reset_checkpoint(connection, "reader", Offset(3), apply=True)
+        reset_checkpoint(Store(connection), "reader", Offset(3), apply=True)
 
 
 def test_an_offset_that_does_not_exist_yet_is_refused(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Refused, match="a checkpoint can be at"):
-        reset_checkpoint(connection, "reader", Offset(1000), shard=0, apply=True)
+        reset_checkpoint(Store(connection), "reader", Offset(1000), shard=0, apply=True)
 
 
 def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Unknown, match="there are: reader"):
-        reset_checkpoint(connection, "raeder", "latest", apply=True)
+        reset_checkpoint(Store(connection), "raeder", "latest", apply=True)
 
 
 def test_a_halted_shard_resumes_behind_the_failing_record(
@@ -112,13 +113,13 @@ def test_a_halted_shard_resumes_behind_the_failing_record(
     reader.close()
     connection.execute("UPDATE penstock.checkpoints SET dead_in_a_row = 4 WHERE shard = %s", [shard])
 
-    reset_checkpoint(connection, "reader", Offset(offset + 1), shard=shard, resume=True, apply=True)
+    reset_checkpoint(Store(connection), "reader", Offset(offset + 1), shard=shard, resume=True, apply=True)
     in_a_row = connection.execute("SELECT max(dead_in_a_row) FROM penstock.checkpoints").fetchone()
     assert in_a_row == (0,), "the circuit breaker counts anew"
     reader.drain()
 
     assert sum(record.key.startswith("good") for record in applied) == 10
-    assert reset_checkpoint(connection, "reader", resume=True) == ()
+    assert reset_checkpoint(Store(connection), "reader", resume=True) == ()
 
 
 LETTERS = """
@@ -132,7 +133,7 @@ def test_dead_letters_that_will_be_read_again_are_removed(connection: Connection
     """Otherwise they would collide when they are dead-lettered again."""
     connection.execute(LETTERS, ["things"])
 
-    moves = reset_checkpoint(connection, "reader", Offset(2), shard=0, apply=True)
+    moves = reset_checkpoint(Store(connection), "reader", Offset(2), shard=0, apply=True)
 
     assert [move.dead_letters for move in moves] == [2]
     assert connection.execute(LEFT).fetchall() == [(1,), (2,)]
@@ -141,14 +142,14 @@ def test_dead_letters_that_will_be_read_again_are_removed(connection: Connection
 @pytest.mark.parametrize(("kind", "left"), [(Log, 2), (Ick, 4), (Queue, 4)])
 def test_dead_letters_whose_number_is_no_offset_stay(connection: Connection, kind: type[Channel], left: int) -> None:
     """Guarantee 21: nobody delivers members and jobs again."""
-    register_channel(connection, DEFAULT_SCOPE, kind("others", shards=1))
+    register_channel(Store(connection), kind("others", shards=1))
     connection.execute(
         'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted) '
         "VALUES ('reader', 'others', 0, 2, 1, 'for a test')"
     )
     connection.execute(LETTERS, ["others"])
 
-    [move] = reset_checkpoint(connection, "reader", resume=True, apply=True)
+    [move] = reset_checkpoint(Store(connection), "reader", resume=True, apply=True)
 
     assert (move.dead_letters, len(connection.execute(LEFT).fetchall())) == (4 - left, left)
 
@@ -192,13 +193,13 @@ def test_a_time_moves_each_shard_before_its_first_record_since_then(
     reader.close()
     applied.clear()
 
-    moves = reset_checkpoint(connection, "reader", timedelta(hours=2), apply=True)
+    moves = reset_checkpoint(Store(connection), "reader", timedelta(hours=2), apply=True)
     reader.drain()
 
     assert sum(move.again for move in moves) == 4
     assert sorted(r.id for r in applied) == since
     at = datetime.now(UTC) - timedelta(minutes=55)
-    assert [m.again for m in reset_checkpoint(connection, "reader", at)] == [1, 1]
+    assert [m.again for m in reset_checkpoint(Store(connection), "reader", at)] == [1, 1]
 
 
 def test_a_time_finds_records_that_were_staged_before_the_clock_was_set_back(
@@ -216,7 +217,7 @@ def test_a_time_finds_records_that_were_staged_before_the_clock_was_set_back(
         f"WHERE shard = 0 AND {newest} RETURNING last_offset".encode()
     ).fetchall()
 
-    moves = reset_checkpoint(connection, "reader", timedelta(minutes=61))
+    moves = reset_checkpoint(Store(connection), "reader", timedelta(minutes=61))
 
     assert moves[0].after == last - 2
 
@@ -224,8 +225,8 @@ def test_a_time_finds_records_that_were_staged_before_the_clock_was_set_back(
 def test_a_time_after_the_newest_record_is_the_end_and_one_before_the_oldest_the_beginning(
     connection: Connection, reader: LogWorker
 ) -> None:
-    assert sum(m.again for m in reset_checkpoint(connection, "reader", timedelta(0))) == 0
-    moves = reset_checkpoint(connection, "reader", timedelta(days=1))
+    assert sum(m.again for m in reset_checkpoint(Store(connection), "reader", timedelta(0))) == 0
+    moves = reset_checkpoint(Store(connection), "reader", timedelta(days=1))
     assert (sum(m.again for m in moves), [m.removed for m in moves]) == (20, [0, 0])
 
 
@@ -240,7 +241,7 @@ def test_records_of_that_time_that_retention_has_removed_are_counted(
     ).fetchall()
     connection.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset = %s", [gone])
 
-    moves = reset_checkpoint(connection, "reader", timedelta(hours=2))
+    moves = reset_checkpoint(Store(connection), "reader", timedelta(hours=2))
 
     assert [(m.shard, m.after, m.removed) for m in moves if m.removed] == [(0, gone, gone)]
 
@@ -257,7 +258,7 @@ def test_a_time_is_not_before_what_retention_leaves_while_it_is_looked_for(
         return found
 
     monkeypatch.setattr(checkpoint, "offsets_since", remove_then)
-    moves = reset_checkpoint(connection, "reader", timedelta(days=1))
+    moves = reset_checkpoint(Store(connection), "reader", timedelta(days=1))
 
     ends = "SELECT min(first_offset) - 1 FROM penstock.journal GROUP BY shard ORDER BY shard"
     removed = [(end, end) for (end,) in connection.execute(ends)]

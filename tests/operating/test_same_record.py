@@ -30,15 +30,16 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.dead_lettering import DeadLetters
 from penstock.consuming.several.source_link import SourceLink
 from penstock.consuming.several.source_positions import SourcePosition
-from penstock.database.connections import Connection, connect_postgres, fetch
+from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel, register_consumer
+from penstock.database.store import Store
 from penstock.errors import HistoryDiverged, LogDiverged, LogLost, Refused
 from penstock.journal.journal_reader import JournaledRecord, has_record
 from penstock.journal.lineage import check_tails
 from penstock.operating.reset.doubt import LogComparison
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.reset.source_history import reset_source
-from penstock.records import DEFAULT_SCOPE, Epoch, LastRecord, Offset, OffsetRange, Place, Record, Shard, ShardName
+from penstock.records import Epoch, LastRecord, Offset, OffsetRange, Place, Record, Shard, ShardName
 from penstock.streaming import tick
 from penstock.streaming.publisher import Publisher
 
@@ -129,13 +130,13 @@ def world(connection: Connection, redis_client: redis.Redis, database_url: str, 
     pipeline.consumer(reads=CHANNELS[0], name="reader")(lambda _session, _records: None)
     pipeline.worker(reads=CHANNELS[2], name="doer")(lambda _session, _job: None)
     for channel in CHANNELS:
-        register_channel(connection, DEFAULT_SCOPE, channel)
-    register_consumer(connection, DEFAULT_SCOPE, pipeline.get_consumer("doer"))
+        register_channel(Store(connection), channel)
+    register_consumer(Store(connection), pipeline.get_consumer("doer"))
     rows: dict[ShardName, list[Any]] = {
         shard: connection.execute(STAGE, {"channel": shard.channel, "us": US, "count": count}).fetchall()
         for shard, count in ((SHARD, COUNT), (JOBS, 1))
     }
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     [job] = rows[JOBS]
     return World(connection, redis_client, database_url, pipeline, verified, rows[SHARD], job)
 
@@ -146,7 +147,7 @@ Compare = Callable[[World, Row], bool]
 
 def is_journals_tail(world: World, _: Row) -> bool:
     with suppress(HistoryDiverged):
-        check_tails(world.connection, world.client, DEFAULT_SCOPE, [SHARD])
+        check_tails(Store(world.connection), world.client, [SHARD])
         return True
     return False
 
@@ -159,7 +160,7 @@ def is_kept_by_a_reset(world: World, _: Row) -> bool:
 
 def is_in_no_doubt(world: World, _: Row) -> bool:
     extent = extents(world.client, "penstock", [SHARD])[SHARD]
-    compared = LogComparison(world.connection, world.client, DEFAULT_SCOPE)
+    compared = LogComparison(Store(world.connection), world.client)
     doubt = compared.find_doubt(SHARD, extent, (Offset(1), Offset(COUNT)), Epoch(2))
     assert doubt is None or (doubt.first, doubt.last) == (COUNT, COUNT)
     return doubt is None
@@ -167,7 +168,7 @@ def is_in_no_doubt(world: World, _: Row) -> bool:
 
 def is_still_there(world: World, other: Row) -> bool:
     lost: list[int] = []
-    compared = LogComparison(world.connection, world.client, DEFAULT_SCOPE)
+    compared = LogComparison(Store(world.connection), world.client)
     found = compared.count_still_there(ALL, STREAM, lambda record: lost.append(record.id))
     assert found.still_there + len(lost) == found.known == COUNT
     assert lost in ([], [other[0]])
@@ -175,7 +176,7 @@ def is_still_there(world: World, other: Row) -> bool:
 
 
 def is_sent_again(world: World, _: Row) -> bool:
-    publisher = Publisher(world.connection, world.client, DEFAULT_SCOPE, epoch=Epoch(1))
+    publisher = Publisher(Store(world.connection), world.client, epoch=Epoch(1))
     publisher.refresh()
     with suppress(HistoryDiverged):
         publisher.resend(COUNT)
@@ -294,7 +295,7 @@ def is_accepted(world: World, other: Row) -> bool:
     )
     try:
         with connect_postgres(world.database_url, application="test") as source:
-            [plan] = reset_source(world.connection, source, world.client, "totals", "eu")
+            [plan] = reset_source(Store(world.connection), Store(source), world.client, "totals", "eu")
     except Refused:
         return False
     assert (plan.after, plan.in_doubt) == (COUNT, 0)
@@ -305,8 +306,8 @@ def is_dead_lettered_as_staged(world: World, other: Row, channel: str = SHARD.ch
     """The payload of a dead letter is the staged row's, if that is the record that failed."""
     came = '"as it came"'
     record = make_record(change(other, data=came), channel)
-    letters = DeadLetters(world.consumer, DEFAULT_SCOPE)
-    letters.write(world.connection, ShardName(channel, Shard(0)), [record], reason="test", attempts=1)
+    letters = DeadLetters(world.consumer)
+    letters.write(Store(world.connection), ShardName(channel, Shard(0)), [record], reason="test", attempts=1)
     [(data, key)] = world.connection.execute("SELECT data::text, key FROM penstock.dead_letters").fetchall()
     assert (data, key) in ((world.rows[-1][4], other[1]), (came, other[1]))
     return bool(data != came)
@@ -314,27 +315,27 @@ def is_dead_lettered_as_staged(world: World, other: Row, channel: str = SHARD.ch
 
 def is_finished(world: World, other: Row, channel: str) -> bool:
     values = {"channel": channel, "id": other[0], "staged_us": other[6]}
-    rows = fetch(world.connection, DEFAULT_SCOPE, "penstock.consuming.finish_record", "finishing", values)
+    rows = Store(world.connection).rows("finish_record", values)
     return is_gone(world, said=rows[0][1] == "1")
 
 
 def is_dead_lettered(world: World, other: Row, channel: str) -> bool:
-    letters = DeadLetters(world.pipeline.get_consumer("doer"), DEFAULT_SCOPE)
+    letters = DeadLetters(world.pipeline.get_consumer("doer"))
     shard = ShardName(channel, Shard(0))
-    done = letters.write_job(world.connection, shard, other[0], other[6], reason="test", attempts=1)
+    done = letters.write_job(Store(world.connection), shard, other[0], other[6], reason="test", attempts=1)
     return is_gone(world, said=done)
 
 
 def is_a_duplicate(world: World, other: Row, channel: str) -> bool:
     values = {"channel": channel, "shard": 0, "ids": [other[0]], "staged_us": [other[6]], "names": ["n"]}
     values |= {"holders": [None], "in_window": [False], "reserved": "penstock"}
-    rows = fetch(world.connection, DEFAULT_SCOPE, "penstock.streaming.finish_duplicates", "finishing", values)
+    rows = Store(world.connection).rows("finish_duplicates", values)
     return is_gone(world, said=bool(rows))
 
 
 def is_outstanding(world: World, other: Row, channel: str) -> bool:
     values = {"channel": channel, "ids": [other[0]], "staged": [other[6]]}
-    return bool(fetch(world.connection, DEFAULT_SCOPE, "penstock.consuming.outstanding_jobs", "asking", values))
+    return bool(Store(world.connection).rows("outstanding_jobs", values))
 
 
 def is_gone(world: World, *, said: bool) -> bool:
@@ -347,7 +348,7 @@ def is_gone(world: World, *, said: bool) -> bool:
 
 
 def is_in_postgres(world: World, other: Row) -> bool:
-    return has_record(world.connection, DEFAULT_SCOPE, LastRecord(Place(SHARD, Offset(COUNT)), other[0], other[6]))  # type: ignore[arg-type]  # of a row
+    return has_record(Store(world.connection), LastRecord(Place(SHARD, Offset(COUNT)), other[0], other[6]))  # type: ignore[arg-type]  # of a row
 
 
 MORE: Sequence[Row] = [(9_000 + n, "m", "insert", "thing", "1", "", US + 90 + n) for n in range(2)]

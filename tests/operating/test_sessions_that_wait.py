@@ -20,6 +20,7 @@ from fixtures.constants import SetConstants
 from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
@@ -27,7 +28,7 @@ from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
 from penstock.operating.tracing.story import Diagnosis
 from penstock.operating.worker_sessions import APPLICATION, WorkerSession, read_sessions
-from penstock.records import DEFAULT_SCOPE, RecordId
+from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -131,11 +132,12 @@ def test_who_holds_the_lock_is_named(
             thread.start()
         try:
             eventually(
-                lambda: any(each.blockers for each in status(connection, redis_client, flow).sessions), "it waits"
+                lambda: any(each.blockers for each in status(Store(connection), redis_client, flow).sessions),
+                "it waits",
             )
-            found = status(connection, redis_client, flow)
-            cause = explain(connection, redis_client, RecordId(record))
-            advice = [each for each in diagnose(connection, redis_client, flow) if name in each.message]
+            found = status(Store(connection), redis_client, flow)
+            cause = explain(Store(connection), redis_client, RecordId(record))
+            advice = [each for each in diagnose(Store(connection), redis_client, flow) if name in each.message]
             line = f"blocked: {name} has waited "
             if (how, channel) == ("locks the table", "things"):  # after five seconds
                 eventually(lambda: line in penstock("status").stdout, "it is shown")
@@ -197,9 +199,9 @@ def test_sessions_are_those_of_consumers_of_this_database_that_are_neither_idle_
             pool.submit(waiter.execute, lock.format(number).encode())
         waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
         eventually(lambda: len(connection.execute(waits).fetchall()) == 2, "both wait")
-        found = read_sessions(connection, DEFAULT_SCOPE, longer_s=0.0)
+        found = read_sessions(Store(connection), longer_s=0.0)
 
-        assert read_sessions(connection, DEFAULT_SCOPE, longer_s=3600) == ()
+        assert read_sessions(Store(connection), longer_s=3600) == ()
         assert sorted((each.application.removeprefix(APPLICATION), each.kind) for each in found) == [
             ("a", "blocked"),
             ("b", "handler"),
@@ -253,10 +255,12 @@ def test_a_handler_that_takes_long_is_told_from_a_worker_that_does_not_run(
 
 
 def find_cause(connection: Connection, client: redis.Redis, record: int, says: str) -> Diagnosis | None:
-    cause = explain(connection, client, RecordId(record))
+    cause = explain(Store(connection), client, RecordId(record))
     return cause if says in cause.text else None
 
 
 def find_advice(connection: Connection, client: redis.Redis, flow: Pipeline, name: str, says: str) -> list[CheckResult]:
-    advice = [each for each in diagnose(connection, client, flow) if name in each.message and "behind" in each.message]
+    advice = [
+        each for each in diagnose(Store(connection), client, flow) if name in each.message and "behind" in each.message
+    ]
     return advice if any(says in each.message for each in advice) else []

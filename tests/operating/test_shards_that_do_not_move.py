@@ -12,6 +12,7 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.errors import Unknown
 from penstock.journal.journal_reader import known_shards
 from penstock.operating.doctor.diagnosis import diagnose
@@ -31,7 +32,7 @@ def reading(flow: Pipeline, things: Log, connection: Connection) -> Pipeline:
     def reader(_session: object, records: Sequence[object]) -> None:
         del records
 
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
     return flow
 
 
@@ -50,14 +51,14 @@ def lags(found: Status) -> dict[int, int]:
 
 
 def errors(connection: Connection, client: redis.Redis, pipeline: Pipeline) -> list[str]:
-    return [r.message for r in diagnose(connection, client, pipeline) if r.grade == "error"]
+    return [r.message for r in diagnose(Store(connection), client, pipeline) if r.grade == "error"]
 
 
 def findings(connection: Connection, client: redis.Redis, pipeline: Pipeline) -> list[Finding]:
     """What ``verify`` finds before it compares a record."""
-    shards = known_shards(connection, DEFAULT_SCOPE, pipeline.shard_names)
+    shards = known_shards(Store(connection), pipeline.shard_names)
     declared = set(pipeline.shard_names)
-    return read_bounds(connection, client, DEFAULT_SCOPE, shards, None, declared).findings
+    return read_bounds(Store(connection), client, shards, None, declared).findings
 
 
 def test_records_in_a_shard_that_no_channel_has_are_lag_and_an_error(
@@ -65,10 +66,10 @@ def test_records_in_a_shard_that_no_channel_has_are_lag_and_an_error(
 ) -> None:
     streamer.drain()
     stage_in(connection, "things", 7)
-    before = status(connection, redis_client, reading)
+    before = status(Store(connection), redis_client, reading)
     streamer.drain()
 
-    found = status(connection, redis_client, reading)
+    found = status(Store(connection), redis_client, reading)
 
     assert not before.sound
     assert not found.sound
@@ -87,7 +88,7 @@ def test_records_of_a_channel_that_is_neither_registered_nor_declared_are_an_err
     stage_in(connection, "typo", 0)
     streamer.drain()
 
-    found = status(connection, redis_client, reading)
+    found = status(Store(connection), redis_client, reading)
 
     assert [(str(shard), count) for shard, count, _ in found.unread] == [("typo/0", 3)]
     assert any("typo/0: 3 records" in each for each in errors(connection, redis_client, reading))
@@ -99,10 +100,10 @@ def test_a_missing_checkpoint_is_lag_and_an_error(
 ) -> None:
     stage_rows(connection, things, 20)
     streamer.drain()
-    before = status(connection, redis_client, reading)
+    before = status(Store(connection), redis_client, reading)
     connection.execute("DELETE FROM penstock.checkpoints WHERE shard = 1")
 
-    found = status(connection, redis_client, reading)
+    found = status(Store(connection), redis_client, reading)
 
     assert before.sound
     assert lags(found) == lags(before)
@@ -126,7 +127,7 @@ def test_a_damaged_shard_is_an_error_and_the_others_are_shown(
     else:
         redis_client.xadd(stream, {"x": "y"})
 
-    found = status(connection, redis_client, reading)
+    found = status(Store(connection), redis_client, reading)
 
     shards = found.channels[0].shards
     assert found.redis is None
@@ -147,7 +148,7 @@ def test_a_verification_from_a_place_compares_its_shard_alone(
     shards = list(reading.shard_names)
 
     def ranges(place: str) -> list[tuple[str, int]]:
-        found = read_bounds(connection, redis_client, DEFAULT_SCOPE, shards, parse_place(place))
+        found = read_bounds(Store(connection), redis_client, shards, parse_place(place))
         return [(str(each.shard), each.after) for each in found.ranges]
 
     assert ranges("things/1 offset 3") == [("things/1", 2)]

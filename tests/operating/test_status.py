@@ -15,6 +15,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
+from penstock.database.store import Store
 from penstock.errors import SchemaMissing, ServerUnavailable
 from penstock.operating.status import gathering
 from penstock.operating.status.gathering import status
@@ -52,11 +53,11 @@ def test_a_record_counts_as_staged_then_as_published_then_as_applied(
     reader: LogWorker,
 ) -> None:
     stage_rows(connection, things, 10)
-    before = status(connection, redis_client, flow)
+    before = status(Store(connection), redis_client, flow)
     streamer.drain()
-    between = status(connection, redis_client, flow)
+    between = status(Store(connection), redis_client, flow)
     reader.drain()
-    after = status(connection, redis_client, flow)
+    after = status(Store(connection), redis_client, flow)
 
     assert totals(before) == (10, 0, 0)
     assert max(s.staged_s for s in before.channels[0].shards) > 0
@@ -74,7 +75,7 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, streamer: Streamer
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
-    register_consumer(connection, flow.scope, flow.get_consumer("reader"))
+    register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
     stage_rows(connection, things, 20)
     connection.execute(
         "UPDATE penstock.staged_records SET created_at = created_at - interval '1 hour' WHERE id = "
@@ -82,7 +83,7 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
     )
     streamer.drain()
 
-    late = {s.shard: s.lag_s for s in status(connection, redis_client, flow).consumers[0].shards}
+    late = {s.shard: s.lag_s for s in status(Store(connection), redis_client, flow).consumers[0].shards}
 
     assert late[1] > 3599
     assert late[0] < 60
@@ -94,7 +95,7 @@ def test_the_oldest_open_transaction_is_named(
     with connect_postgres(database_url, application="slow report") as slow:
         slow.execute("BEGIN")
         slow.execute("SELECT 1")
-        found = status(connection, redis_client).oldest_transaction
+        found = status(Store(connection), redis_client).oldest_transaction
         pid = slow.info.backend_pid
 
     assert found is not None
@@ -105,7 +106,7 @@ def test_the_oldest_open_transaction_is_named(
 
 def test_without_redis_everything_else_is_shown(connection: Connection, flow: Pipeline, things: Log) -> None:
     with connect_redis("redis://127.0.0.1:1/0") as away:
-        found = status(connection, away, flow)
+        found = status(Store(connection), away, flow)
 
     assert found.redis is not None
     assert [s.published for s in found.channels[0].shards] == [None, None]
@@ -132,7 +133,7 @@ def test_a_redis_that_does_not_answer_is_asked_once(
 
     monkeypatch.setattr(gathering, "extents", refuse)
 
-    found = status(connection, redis_client, flow)
+    found = status(Store(connection), redis_client, flow)
 
     assert (found.redis, len(asked)) == ("timed out", 1)
 
@@ -147,7 +148,7 @@ def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, re
         """
     )
 
-    shown = status(connection, redis_client).reconciliations
+    shown = status(Store(connection), redis_client).reconciliations
 
     assert [(r.name, r.intent, r.differences, r.outcome) for r in shown] == [
         ("copies", "repair", 2, "repaired"),
@@ -158,7 +159,7 @@ def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, re
 def test_a_database_without_tables_names_the_command_to_run(postgres: object, redis_client: redis.Redis) -> None:
     url = postgres.database_url("postgres")  # type: ignore[attr-defined]  # the run's fixture
     with connect_postgres(url, application="test") as empty, pytest.raises(SchemaMissing, match="penstock init"):
-        status(empty, redis_client)
+        status(Store(empty), redis_client)
 
 
 def test_status_takes_the_same_number_of_round_trips_for_any_number_of_shards(
@@ -170,7 +171,7 @@ def test_status_takes_the_same_number_of_round_trips_for_any_number_of_shards(
         pipeline = Pipeline([Log("many", shards=shards)])
         connection.execute("DELETE FROM penstock.channels")
         before = commands(redis_client)
-        status(connection, redis_client, pipeline)
+        status(Store(connection), redis_client, pipeline)
         return commands(redis_client) - before
 
     # XINFO in one pipeline, one command per shard.  The least of several, because others may be using the server.
@@ -205,11 +206,11 @@ def test_the_reason_why_a_shard_waits_is_shown(
     streamer.drain()
     with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
         worker.round(0)
-        [(consumer, _, reason)] = status(connection, redis_client, flow).waiting
+        [(consumer, _, reason)] = status(Store(connection), redis_client, flow).waiting
         worker.drain()
 
     assert (consumer, reason) == ("reader", "waiting after Snooze: the service is away")
-    assert status(connection, redis_client, flow).waiting == ()
+    assert status(Store(connection), redis_client, flow).waiting == ()
 
 
 @pytest.mark.parametrize("entries", ["plain", "packed"])
@@ -228,7 +229,7 @@ def test_the_log_is_counted_in_records_whatever_its_entries_hold(
             streamer.drain()
     evict(redis_client, "penstock", things.shard_names[0], Offset(30))
 
-    [shard] = status(connection, redis_client, flow).channels[0].shards
+    [shard] = status(Store(connection), redis_client, flow).channels[0].shards
 
     first = {"plain": 30, "packed": 21}[entries]
     assert (shard.first, shard.records, shard.published) == (first, 61 - first, 60)

@@ -14,6 +14,7 @@ from penstock.consuming import WorkerSetup, make_worker
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import rename as rename_consumer
 from penstock.operating.letters import newest, of_consumer, retry
@@ -61,7 +62,7 @@ class Desk:
             worker.drain()
 
     def letters(self) -> list[DeadLetterRow]:
-        return of_consumer(self.connection, self.name)
+        return of_consumer(Store(self.connection), self.name)
 
     def superseded(self) -> dict[int, str]:
         """By offset, which later record each dead letter knows of."""
@@ -127,7 +128,7 @@ def test_what_was_passed_over_does_not_supersede_it(desk: Desk) -> None:
     desk.say("a1")
     desk.connection.execute("UPDATE penstock.checkpoints SET halted = 'later'")
     desk.say("a2")
-    reset_checkpoint(desk.connection, "reader", "latest", resume=True, apply=True)
+    reset_checkpoint(Store(desk.connection), "reader", "latest", resume=True, apply=True)
     desk.refused = set()
 
     assert desk.retry() == ["applied"]
@@ -140,7 +141,7 @@ def test_what_will_be_applied_again_does_not_supersede_it(desk: Desk) -> None:
     desk.say("a1", "b1", "b2", "a2", "a3")
     desk.refused = set()
 
-    reset_checkpoint(desk.connection, "reader", Offset(3), shard=0, apply=True)
+    reset_checkpoint(Store(desk.connection), "reader", Offset(3), shard=0, apply=True)
 
     assert desk.superseded() == {1: "", 2: "things/0 offset 3"}
     assert desk.retry() == ["applied", "superseded"]
@@ -188,7 +189,7 @@ def test_a_later_record_in_another_shard_supersedes_it(desk: Desk) -> None:
     """Guarantee 6: the number of shards was changed in between."""
     desk.refused = {"a1"}
     desk.say("a1")
-    reshard(desk.connection, "things", 3, apply=True)
+    reshard(Store(desk.connection), "things", 3, apply=True)
     desk.say("a2")
 
     [superseded] = desk.superseded().values()
@@ -200,9 +201,9 @@ def test_a_later_record_in_another_shard_supersedes_it(desk: Desk) -> None:
 def test_it_is_known_under_another_name_of_the_consumer(desk: Desk, connection: Connection) -> None:
     desk.refused = {"a1"}
     desk.say("a1", "a2")
-    rename_consumer(connection, "reader", "copies", apply=True)
+    rename_consumer(Store(connection), "reader", "copies", apply=True)
 
-    [letter] = of_consumer(connection, "copies")
+    [letter] = of_consumer(Store(connection), "copies")
     assert letter.superseded_by == "things/0 offset 2"
 
 
@@ -238,10 +239,10 @@ def test_members_have_no_order(connection: Connection, database_url: str, redis_
             with make_worker(flow, flow.get_consumer("indexer"), database_url, redis_url) as worker:
                 worker.drain()
     refused.clear()
-    letters = of_consumer(connection, "indexer")
+    letters = of_consumer(Store(connection), "indexer")
 
     assert [letter.superseded_by for letter in letters] == [""]
-    assert [letter.superseded_by for letter in newest(connection)] == [""]
+    assert [letter.superseded_by for letter in newest(Store(connection))] == [""]
     assert [each.outcome for each in retry(flow, letters, database_url)] == ["applied"]
 
 

@@ -24,6 +24,7 @@ from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS
 from penstock.console.pages import PAGES, find_troubles
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.observing.state_metrics import METRICS, StateCollector
 from penstock.operating import letters
 from penstock.operating.doctor.diagnosis import diagnose
@@ -521,7 +522,7 @@ def rows(page: str, beginning: str) -> list[str]:
 def test_what_is_wrong_makes_the_status_unsound_each_by_itself(
     connection: Connection, redis_client: redis.Redis
 ) -> None:
-    found = status(connection, redis_client, pipeline)
+    found = status(Store(connection), redis_client, pipeline)
     none = Faults(IsolatedRecords(), (), ())
     sound = replace(found, faults=none, channels=(), consumers=())
     parts = {
@@ -601,12 +602,12 @@ def test_the_commands_count_everybody_once(shown: CommandLine) -> None:
 
 
 def test_the_doctor_counts_what_a_status_alone_does_not_show(connection: Connection, redis_client: redis.Redis) -> None:
-    found = diagnose(connection, redis_client, pipeline)
+    found = diagnose(Store(connection), redis_client, pipeline)
 
     wrong = [each for each in found if each.grade != "ok" and each.check in {"channels", "icks", "queues", "schedules"}]
     lines = "\n".join(sorted(f"{each.grade} {each.check}: {each.message}" for each in wrong))
     assert normal(lines) == normal(DOCTOR)
-    troubles = {each.message for each in judge_status(status(connection, redis_client, pipeline))}
+    troubles = {each.message for each in judge_status(status(Store(connection), redis_client, pipeline))}
     assert len(troubles & {each.message for each in found}) > len(troubles) - 3, "but for those whose age differs"
 
 
@@ -620,13 +621,13 @@ def test_a_filter_takes_the_same_letters_wherever_they_are_listed_or_counted(nam
     connection.execute("UPDATE penstock.dead_letters SET later_shard = 0, later_offset = 9 WHERE consumer = 'halted'")
     for value, count in FILTERS[name]:
         of = letters.LetterFilter(**{name: value})
-        listed = letters.newest(connection, of, limit=99)
+        listed = letters.newest(Store(connection), of, limit=99)
         assert len(listed) == count, value
-        assert sum(each.letters for each in letters.group(connection, of)) == count, value
+        assert sum(each.letters for each in letters.group(Store(connection), of)) == count, value
         for consumer in ("late", "halted", "gone"):
             mine = {each.place for each in listed if each.consumer == consumer}
             if name != "consumer":
-                assert {each.place for each in letters.of_consumer(connection, consumer, of)} == mine
+                assert {each.place for each in letters.of_consumer(Store(connection), consumer, of)} == mine
 
 
 def test_every_figure_command_page_and_filter_is_listed() -> None:

@@ -27,6 +27,7 @@ from penstock.consuming.ick_worker import IckWorker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import AppendRefused, PrivilegeMissing, StagingError
 from penstock.operating import consumers
 from penstock.operating import letters as dead_letters
@@ -160,25 +161,25 @@ def finish_a_job(actor: Actor) -> None:
 
 def list_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        assert dead_letters.newest(connection, limit=10)
+        assert dead_letters.newest(Store(connection), limit=10)
 
 
 def retry_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        letters = dead_letters.of_consumer(connection, "sync_reader")
+        letters = dead_letters.of_consumer(Store(connection), "sync_reader")
     [done] = dead_letters.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "applied"
 
 
 def drop_dead_letters(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        letters = dead_letters.of_consumer(connection, "sync_reader")
-        assert dead_letters.drop(connection, letters) == 1
+        letters = dead_letters.of_consumer(Store(connection), "sync_reader")
+        assert dead_letters.drop(Store(connection), letters) == 1
 
 
 def show_status(actor: Actor) -> None:
     with actor.connect() as (connection, client):
-        assert status(connection, client, pipeline).consumers
+        assert status(Store(connection), client, pipeline).consumers
 
 
 def tail(actor: Actor) -> None:
@@ -190,16 +191,16 @@ def tail(actor: Actor) -> None:
 
 def trace_records(actor: Actor) -> None:
     with actor.connect() as (connection, client):
-        stories = [story for key in ("k", "m", "t") for story in trace(connection, client, key)]
+        stories = [story for key in ("k", "m", "t") for story in trace(Store(connection), client, key)]
         assert {story.kind for story in stories} == {"log", "ick", "queue"}
         assert {story.redis for story in stories} == {None}
 
 
 def read_for_verify(actor: Actor) -> None:
     with actor.connect() as (connection, client):
-        bounds = read_bounds(connection, client, DEFAULT_SCOPE, pipeline.shard_names, None)
+        bounds = read_bounds(Store(connection), client, pipeline.shard_names, None)
         where = {"channel": "things", "shard": 0, "after": 0, "until": 100}
-        sql = statements("penstock.verifying", "penstock")
+        sql = statements("penstock")
         assert connection.execute(sql["expected_records"], where).fetchall()
         connection.execute(sql["places"], {"records": [1]})
         assert bounds.ranges
@@ -212,10 +213,10 @@ def reconcile(actor: Actor) -> None:
     def connect() -> Connection:
         return connect_postgres(actor.database_url, application="test")
 
-    sql = statements("penstock.reconciling", "penstock")
+    sql = statements("penstock")
     with cut(connect, DEFAULT_SCOPE, within=barrier.place), connect() as connection:
-        barrier.extend(connection)
-        barrier.lift(connection)
+        barrier.extend(Store(connection))
+        barrier.lift(Store(connection))
         run = {"name": "n", "consumer": "sync_reader", "intent": "repair", "engine": "inline"}
         [(number,)] = connection.execute(sql["begin_run"], run).fetchall()
         connection.execute(
@@ -231,12 +232,12 @@ def reconcile(actor: Actor) -> None:
 
 def reset_a_checkpoint(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        reset_checkpoint(connection, "sync_reader", "earliest", apply=True)
+        reset_checkpoint(Store(connection), "sync_reader", "earliest", apply=True)
 
 
 def replay_records(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        replay(connection, ReplayRequest("things", "jobs"), apply=True, again=True)
+        replay(Store(connection), ReplayRequest("things", "jobs"), apply=True, again=True)
 
 
 def open_an_epoch(actor: Actor) -> None:
@@ -251,7 +252,7 @@ def repair_an_ick(actor: Actor) -> None:
 
 def retire_a_consumer(actor: Actor) -> None:
     with actor.connect() as (connection, _):
-        consumers.retire(connection, "sync_reader", apply=True)
+        consumers.retire(Store(connection), "sync_reader", apply=True)
 
 
 MAY: list[tuple[Verb, set[str]]] = [

@@ -21,6 +21,7 @@ from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import AppendRefused, PenstockError, PrivilegeMissing, StagingError
 from penstock.operating import letters as dead_letters
@@ -85,15 +86,15 @@ def work(actor: Actor) -> None:
 
 def retry_a_job(actor: Actor) -> None:
     with connect_postgres(actor.database_url, application="test") as connection:
-        letters = dead_letters.of_consumer(connection, "receipts")
+        letters = dead_letters.of_consumer(Store(connection), "receipts")
     [done] = dead_letters.retry(pipeline, letters, actor.database_url)
     assert done.outcome == "staged"
 
 
 def drop_a_job(actor: Actor) -> None:
     with connect_postgres(actor.database_url, application="test") as connection:
-        letters = dead_letters.of_consumer(connection, "receipts")
-        assert dead_letters.drop(connection, letters) == 1
+        letters = dead_letters.of_consumer(Store(connection), "receipts")
+        assert dead_letters.drop(Store(connection), letters) == 1
 
 
 def cancel_a_job(actor: Actor) -> None:
@@ -107,7 +108,7 @@ def list_the_jobs(actor: Actor) -> None:
         connect_postgres(actor.database_url, application="test") as connection,
         connect_redis(actor.redis_url) as client,
     ):
-        assert list_jobs(connection, client, "jobs")
+        assert list_jobs(Store(connection), client, "jobs")
 
 
 def move_a_job(actor: Actor) -> None:
@@ -115,7 +116,7 @@ def move_a_job(actor: Actor) -> None:
         connect_postgres(actor.database_url, application="test") as connection,
         connect_redis(actor.redis_url) as client,
     ):
-        assert move_due(connection, client, "jobs", JobFilter(), datetime.now(UTC)) == 2
+        assert move_due(Store(connection), client, "jobs", JobFilter(), datetime.now(UTC)) == 2
 
 
 def show_what_waits(actor: Actor) -> None:
@@ -123,7 +124,7 @@ def show_what_waits(actor: Actor) -> None:
         connect_postgres(actor.database_url, application="test") as connection,
         connect_redis(actor.redis_url) as client,
     ):
-        [found] = status(connection, client, pipeline).channels[0].shards
+        [found] = status(Store(connection), client, pipeline).channels[0].shards
         assert found.queue is not None
 
 
@@ -259,7 +260,7 @@ def test_a_job_that_the_consumers_role_may_not_stage_again_says_which_right_it_t
     assert raised.value.exit_code == 2
     assert "GRANT penstock_producer TO" in str(raised.value)
     with connect_postgres(with_roles, application="test") as connection:
-        assert dead_letters.of_consumer(connection, "receipts")
+        assert dead_letters.of_consumer(Store(connection), "receipts")
 
 
 def test_who_may_only_read_is_told_so_before_anything_is_done_to_jobs(urls_as: As) -> None:
@@ -268,4 +269,4 @@ def test_who_may_only_read_is_told_so_before_anything_is_done_to_jobs(urls_as: A
         connect_postgres(database_url, application="test") as connection,
         pytest.raises(PrivilegeMissing, match="permission denied for table actions"),
     ):
-        note_action(connection, "ann", "Cancel jobs of jobs", "penstock jobs cancel jobs 1 --apply")
+        note_action(Store(connection), "ann", "Cancel jobs of jobs", "penstock jobs cancel jobs 1 --apply")

@@ -18,6 +18,7 @@ from penstock.channels.acl import COMMANDS, acl_grant, acl_lines, find_users, sa
 from penstock.channels.log.streams import extents, read_newest
 from penstock.clients import LogReader, LogWriter
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedRedis
 from penstock.errors import AppendRefused, InvalidName
 from penstock.operating.doctor.check import CheckResult
@@ -216,7 +217,7 @@ class FilelessRedis(EmbeddedRedis):
 
 
 def find(connection: Connection, client: redis.Redis) -> CheckResult:
-    [result] = [each for each in diagnose(connection, client) if each.check == "users"]
+    [result] = [each for each in diagnose(Store(connection), client) if each.check == "users"]
     return result
 
 

@@ -17,6 +17,7 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.database.tables import DOMAINS, TABLE_NAMES
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
@@ -185,10 +186,10 @@ def test_a_login_that_may_insert_whole_rows_is_named_by_plan_and_doctor(
 
     notes = plan_roles(connection, "penstock", "penstock").notes
     with connect_postgres(database_url_for(login), application="test") as looking:
-        before = only(diagnose(looking, redis_client), "privileges")
+        before = only(diagnose(Store(looking), redis_client), "privileges")
         for note in notes:
             connection.execute(note.rpartition(": ")[2].encode())
-        after = only(diagnose(looking, redis_client), "privileges")
+        after = only(diagnose(Store(looking), redis_client), "privileges")
 
     assert [note.split()[0] for note in notes] == [login, "public"]
     assert (before.grade, after.grade) == ("warning", "ok")
@@ -379,9 +380,9 @@ def test_the_doctor_prints_grants_that_suffice(
     connection.execute(f"GRANT INSERT ON penstock.journal TO {login}".encode())
 
     with connect_postgres(database_url_for(login), application="test") as looking:
-        before = only(diagnose(looking, redis_client), "privileges")
+        before = only(diagnose(Store(looking), redis_client), "privileges")
         connection.execute(before.fix.encode())
-        after = only(diagnose(looking, redis_client), "privileges")
+        after = only(diagnose(Store(looking), redis_client), "privileges")
 
     assert (before.grade, before.fix) == ("warning", 'GRANT "penstock_streamer" TO "newcomer";')
     assert "lacks some of what it takes to stream: " in before.message
@@ -400,9 +401,9 @@ def test_the_doctor_prints_single_grants_where_there_are_no_roles(
         flow = Pipeline([Log("things")], schema="solo")
         administrator.execute(f"GRANT UPDATE ON solo.checkpoints TO {login}".encode())
         administrator.execute(f"GRANT USAGE ON SCHEMA solo TO {login}".encode())
-        before = only(diagnose(looking, redis_client, flow), "privileges")
+        before = only(diagnose(Store(looking), redis_client, flow), "privileges")
         administrator.execute(before.fix.encode())
-        after = only(diagnose(looking, redis_client, flow), "privileges")
+        after = only(diagnose(Store(looking), redis_client, flow), "privileges")
         administrator.execute(f"DROP OWNED BY {login}".encode())
 
     assert 'GRANT SELECT, INSERT ON TABLE "solo".checkpoints TO "newcomer";' in before.fix
@@ -413,7 +414,7 @@ def test_the_doctor_names_a_command_that_redis_refuses(
     connection: Connection, redis_client: redis.Redis, redis_url_for: UrlFor
 ) -> None:
     with redis.Redis.from_url(redis_url_for("consumer")) as client:
-        finding = only(diagnose(connection, client), "redis")
+        finding = only(diagnose(Store(connection), client), "redis")
 
     assert (finding.grade, finding.fix) == ("warning", "ACL SETUSER penstock_consumer +info")
 
@@ -444,7 +445,7 @@ def test_the_doctor_runs_as_any_role(
         connect_postgres(database_url_for(login), application="test") as looking,
         redis.Redis.from_url(redis_url_for("viewer")) as client,
     ):
-        findings = diagnose(looking, client)
+        findings = diagnose(Store(looking), client)
 
     errors = [finding for finding in findings if finding.grade == "error"]
     assert [finding.check for finding in errors] == ["durability"]  # the tests' server is not durable

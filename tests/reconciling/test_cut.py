@@ -16,6 +16,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import BarrierMissed, Halted, ServerUnavailable, Unknown
 from penstock.operating.channels import reshard
 from penstock.reconciling.cut import Barrier, Cut, cut, export_snapshot, pinned, wait_until_reached
@@ -117,7 +118,7 @@ def test_a_pinned_state_equals_the_tables_at_every_cut_under_load(
 def test_a_cut_delays_no_producer_and_no_later_tick(accounts: Connection, connect: Connect, things: Log) -> None:
     with cut(connect, DEFAULT_SCOPE) as at:
         stage_rows(accounts, things, 10)
-        later = tick(accounts, DEFAULT_SCOPE)
+        later = tick(Store(accounts))
 
         assert later.sequenced == 10
         assert at.offsets == {}
@@ -133,7 +134,7 @@ def test_a_suspended_cut_delays_sequencers_only_until_a_time_limit(
     sequenced: list[int] = []
 
     def asleep(holder: Connection) -> str:
-        sequenced.append(tick(connection, DEFAULT_SCOPE).sequenced)
+        sequenced.append(tick(Store(connection)).sequenced)
         return export_snapshot(holder)
 
     cutting = import_module("penstock.reconciling.cut")  # `cut` is the function
@@ -152,7 +153,7 @@ def test_a_cut_sequences_records_that_are_not_sequenced_yet(
 
     with cut(connect, DEFAULT_SCOPE) as at:
         assert sum(at.offsets.values()) == 10
-        assert tick(connection, DEFAULT_SCOPE).sequenced == 0
+        assert tick(Store(connection)).sequenced == 0
 
 
 def test_an_open_transaction_is_in_no_cut_before_it_commits(
@@ -217,7 +218,7 @@ def test_a_barrier_stands_in_the_shards_of_every_generation(
     paused_worker: LogWorker, connection: Connection, connect: Connect
 ) -> None:
     """The application goes on declaring those that it had."""
-    assert reshard(connection, "things", 3, apply=True).applied
+    assert reshard(Store(connection), "things", 3, apply=True).applied
     with cut(connect, DEFAULT_SCOPE, within=Barrier(paused_worker.consumer, DEFAULT_SCOPE).place):
         shards = connection.execute("SELECT shard FROM penstock.barriers ORDER BY shard").fetchall()
 
@@ -290,8 +291,8 @@ def test_a_run_that_waits_postpones_the_end_of_its_barrier_again_and_again(
     class Barred(Barrier):
         """Has the consumer come to the cut after the third time."""
 
-        def extend(self, connection: Connection) -> None:
-            super().extend(connection)
+        def extend(self, store: Store) -> None:
+            super().extend(store)
             times.append(monotonic())
             ends.extend(connection.execute("SELECT max(expires_at) FROM penstock.barriers"))
             if len(ends) == 3:
@@ -302,7 +303,7 @@ def test_a_run_that_waits_postpones_the_end_of_its_barrier_again_and_again(
     streamer.drain()
     barrier = Barred(paused_worker.consumer, DEFAULT_SCOPE)
     with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at, connect() as watcher:
-        since = wait_until_reached(watcher, barrier, at, timeout_s=10)
+        since = wait_until_reached(Store(watcher), barrier, at, timeout_s=10)
 
     assert ends == sorted(set(ends))
     assert (len(ends), since < times[0]) == (3, True)

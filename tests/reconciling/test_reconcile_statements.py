@@ -13,6 +13,7 @@ from fixtures.reconciling import declare
 from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import Refused
 from penstock.reconciling.reconciliation import RemainingKeys, has_never_applied, last_runs
 from penstock.records import DEFAULT_SCOPE
@@ -23,7 +24,7 @@ Execute = Callable[..., list[Any]]
 @pytest.fixture
 def execute(connection: Connection) -> Execute:
     """Executes a named statement; returns its rows, if it has any."""
-    sql = statements("penstock.reconciling", "penstock")
+    sql = statements("penstock")
 
     def run(name: str, **values: Any) -> list[Any]:
         cursor = connection.execute(sql[name], values or None)
@@ -113,7 +114,7 @@ def test_the_last_run_of_each_reconciliation_is_told_with_all_that_it_found(
     found: dict[str, Any] = {"tick": 5, "compared": 100, "missing": 1, "surplus": 20, "different": 300, "repaired": 7}
     execute("end_run", run=last, **found, paused_s=0.5, outcome="repaired")
     connection.execute("UPDATE penstock.reconciliations SET remaining = '{x,y}' WHERE id = %s", [last])
-    others, totals = last_runs(connection, DEFAULT_SCOPE)
+    others, totals = last_runs(Store(connection))
 
     assert runs[last][0] == "others"
     assert (others.name, others.compared, others.differences, others.repaired) == ("others", 100, 321, 7)
@@ -166,8 +167,8 @@ def test_checkpoints_are_locked_in_order_and_come_to_the_cut(connection: Connect
             rows,
         )
     before = {row[:3]: row[3:] for row in rows}
-    assert execute("lock_checkpoints", **HERE) == [(0, 7), (1, 7), (2, 7)]
-    assert [shard for shard, *_ in execute("checkpoints", **HERE)] == [0, 1, 2]
+    assert execute("lock_positions", **HERE) == [(0, 7), (1, 7), (2, 7)]
+    assert [shard for shard, *_ in execute("checkpoints_with_halts", **HERE)] == [0, 1, 2]
 
     execute("put_checkpoints", **HERE, **POSITION, epoch=3)
 

@@ -10,6 +10,7 @@ import pytest
 from fixtures.constants import SetConstants
 from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import BarrierMissed, Gap, Refused
 from penstock.reconciling.comparison import StateComparison
@@ -147,8 +148,8 @@ def test_fewer_of_large_rows_are_repaired_at_once(
     spec = flow.get_reconciliation("state")
     set_constants("reconciling.state_repair", BATCH_BYTES=500_000)
 
-    assert 1 < choose_batch(connection, DEFAULT_SCOPE, spec, 5000) < 10
-    assert choose_batch(connection, DEFAULT_SCOPE, spec, 3) == 3
+    assert 1 < choose_batch(Store(connection), spec, 5000) < 10
+    assert choose_batch(Store(connection), spec, 3) == 3
     assert repair().repaired == 24
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three")]
 

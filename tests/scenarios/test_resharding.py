@@ -15,12 +15,13 @@ from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
+from penstock.database.store import Store
 from penstock.declaring.kinds import shard_for_key
 from penstock.errors import DeclarationError, InvalidSetting, Refused, Unknown
 from penstock.operating.channels import reshard
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
-from penstock.records import DEFAULT_SCOPE, Offset, Place, Shard, ShardName
+from penstock.records import Offset, Place, Shard, ShardName
 from penstock.streaming import Streamer
 
 KEYS = [f"k{number}" for number in range(24)]
@@ -63,7 +64,7 @@ def test_four_shards_become_six_and_three_in_the_order_of_each_key(
     with Streamer(flow, database_url, redis_url) as streamer, workers[0], workers[1]:
         for shards in (None, 6, 3):
             if shards is not None:
-                assert reshard(changed, "things", shards, apply=True).applied
+                assert reshard(Store(changed), "things", shards, apply=True).applied
             for _ in range(2):
                 change(changed, KEYS, 4)
             streamer.drain()
@@ -87,7 +88,7 @@ def test_a_consumer_applies_nothing_of_new_shards_before_it_has_passed_the_old_o
         change(changed, KEYS, 4)
         streamer.drain()
         for shards in (6, 3):
-            reshard(changed, "things", shards, apply=True)
+            reshard(Store(changed), "things", shards, apply=True)
             change(changed, KEYS, 4)
             streamer.drain()
         with (
@@ -117,7 +118,7 @@ def test_a_halted_shard_keeps_the_new_shards_waiting(changed: Connection, databa
         changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 OR consumer = 'two'")
         change(changed, KEYS, 4)
         streamer.drain()
-        [one, two] = reshard(changed, "things", 6, apply=True).behind
+        [one, two] = reshard(Store(changed), "things", 6, apply=True).behind
         assert (one.consumer, one.lag, one.halted) == ("one", len(KEYS), 1)
         assert (two.consumer, two.lag, two.halted) == ("two", len(KEYS), 4)
         # Retention waits for one that is halted everywhere, too.
@@ -147,7 +148,7 @@ def test_a_shard_that_waits_is_left_alone_although_redis_has_lost_its_entries(
         for shards in (6, 3):
             change(changed, KEYS, 4)
             streamer.drain()
-            reshard(changed, "things", shards, apply=True)
+            reshard(Store(changed), "things", shards, apply=True)
         for number in range(4, 10):
             redis_client.xtrim(log_keys("penstock", ShardName("things", Shard(number))).stream, maxlen=0)
         rounds = count()
@@ -175,14 +176,14 @@ def test_what_a_new_shard_waits_for_is_shown(
         changed.execute("UPDATE penstock.checkpoints SET halted = 'for a test' WHERE shard = 2 AND consumer = 'one'")
         change(changed, KEYS, 4)
         streamer.drain()
-        reshard(changed, "things", 6, apply=True)
+        reshard(Store(changed), "things", 6, apply=True)
         change(changed, KEYS, 4)
         streamer.drain()
         worker.drain()
         other.drain()
-        found, shown = status(changed, redis_client, flow), penstock("status", "--json")
-        why = explain(changed, redis_client, Place(ShardName("things", Shard(7)), Offset(1)))
-        first = explain(changed, redis_client, Place(ShardName("things", Shard(2)), Offset(1)))
+        found, shown = status(Store(changed), redis_client, flow), penstock("status", "--json")
+        why = explain(Store(changed), redis_client, Place(ShardName("things", Shard(7)), Offset(1)))
+        first = explain(Store(changed), redis_client, Place(ShardName("things", Shard(2)), Offset(1)))
         changed.execute("UPDATE penstock.checkpoints SET halted = NULL")
         worker.close()
         worker.drain()
@@ -195,7 +196,7 @@ def test_what_a_new_shard_waits_for_is_shown(
     assert [each["waiting"] for each in by_json["shards"]] == [None] * 4 + [reason] * 6
     assert (why.cause, first.cause) == ("waiting", "halted")
     assert f"one is {reason}" in why.text
-    assert status(changed, redis_client, flow).waiting == ()
+    assert status(Store(changed), redis_client, flow).waiting == ()
 
 
 @pytest.mark.parametrize("first", ["application", "workers"])
@@ -216,13 +217,13 @@ def test_applications_and_workers_are_deployed_in_any_order(
     work(old)
     with pytest.raises(DeclarationError, match="penstock channels reshard things --shards 6"):
         work(new)
-    reshard(changed, "things", 6, apply=True)
+    reshard(Store(changed), "things", 6, apply=True)
     change(changed, KEYS, 6 if first == "application" else 4)
     work(old if first == "application" else new)
     change(changed, KEYS, 4)  # one of the old processes still runs
     change(changed, KEYS, 6)
     work(new)
-    assert registered_channels(changed, DEFAULT_SCOPE)["things"].keep == timedelta(hours=6)
+    assert registered_channels(Store(changed))["things"].keep == timedelta(hours=6)
     work(old)
     with pytest.raises(DeclarationError, match="registered as a log of 6"):
         work(declare(5))
@@ -235,12 +236,12 @@ def test_status_and_verify_know_the_new_shards(
 ) -> None:
     flow = declare(4)
     with Streamer(flow, database_url, redis_url) as streamer:
-        reshard(changed, "things", 6, apply=True)
+        reshard(Store(changed), "things", 6, apply=True)
         change(changed, KEYS, 4)
         streamer.drain()
         streamer.sweep()  # finds each record's offset, in whichever shard
 
-    found = status(changed, redis_client, flow)
+    found = status(Store(changed), redis_client, flow)
     assert [s.shard for s in found.channels[0].shards] == list(range(10))
     assert not any(shard.unknown for shard in found.channels[0].shards)
     assert sum(s.lag for s in found.consumers[0].shards) == len(KEYS)
@@ -252,16 +253,16 @@ def test_only_logs_are_resharded_and_only_to_numbers_that_a_channel_can_have(
     with Streamer(Pipeline([Log("things"), Ick("index")]), database_url, redis_url):
         pass
     with pytest.raises(Unknown, match="there are: index, things"):
-        reshard(connection, "other", 6)
+        reshard(Store(connection), "other", 6)
     with pytest.raises(Refused, match="only the shards of logs"):
-        reshard(connection, "index", 6)
+        reshard(Store(connection), "index", 6)
     with pytest.raises(InvalidSetting, match="1 to 1024"):
-        reshard(connection, "things", 0)
-    assert not reshard(connection, "things", 4, apply=True).applied
-    assert not registered_channels(connection, DEFAULT_SCOPE)["things"].generations
+        reshard(Store(connection), "things", 0)
+    assert not reshard(Store(connection), "things", 4, apply=True).applied
+    assert not registered_channels(Store(connection))["things"].generations
     for shards in (6, 4):  # that of the first generation, too
-        assert reshard(connection, "things", shards, apply=True).applied
-    assert registered_channels(connection, DEFAULT_SCOPE)["things"].generations == [6, 4]
+        assert reshard(Store(connection), "things", shards, apply=True).applied
+    assert registered_channels(Store(connection))["things"].generations == [6, 4]
 
 
 def test_the_command_shows_a_plan_and_carries_it_out(
@@ -272,8 +273,8 @@ def test_the_command_shows_a_plan_and_carries_it_out(
     plan = penstock("channels", "reshard", "things", "--shards", "6")
     assert "4 shards → 6, numbers 4 to 9" in plan.stdout
     assert "--apply" in plan.stderr
-    assert not registered_channels(connection, DEFAULT_SCOPE)["things"].generations
+    assert not registered_channels(Store(connection))["things"].generations
 
     assert penstock("channels", "reshard", "things", "--shards", "6", "--apply").returncode == 0
-    assert registered_channels(connection, DEFAULT_SCOPE)["things"].generations == [6]
+    assert registered_channels(Store(connection))["things"].generations == [6]
     assert "nothing to do" in penstock("channels", "reshard", "things", "--shards", "6").stdout

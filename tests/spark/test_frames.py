@@ -19,6 +19,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.errors import DeclarationError
@@ -122,7 +123,7 @@ def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
     streamer.drain()
     run()
 
-    reset_checkpoint(connection, "letters", "earliest", apply=True)
+    reset_checkpoint(Store(connection), "letters", "earliest", apply=True)
     run()
 
     assert counted(connection) == {"a": 100}

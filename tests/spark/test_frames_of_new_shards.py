@@ -10,6 +10,7 @@ from fixtures.flow import stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.operating.channels import reshard
 from penstock.streaming import Streamer
@@ -45,7 +46,7 @@ def test_new_shards_are_read_once_the_old_ones_are_passed(
     with FrameWorker(spark, WorkerSetup(flow, flow.get_consumer("count"), database_url, redis_url)) as worker:
         stage_rows(connection, things, 50, "old ")
         streamer.drain()
-        reshard(connection, "things", 3, apply=True)
+        reshard(Store(connection), "things", 3, apply=True)
         stage_rows(connection, things, 60, "new ")
         streamer.drain()
         worker.drain()

@@ -18,6 +18,7 @@ from penstock import Log, Pipeline, Snooze
 from penstock.channels.routing import log_keys
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.engines.spark.frame_rows import make_frame
 from penstock.operating.letters import of_consumer, request_retries, retry
@@ -89,17 +90,17 @@ def test_one_poison_record_of_a_thousand_is_dead_lettered_and_can_be_retried(ben
     worker.drain()
 
     assert bench.numbers() == [n for n in range(1, 1_001) if str(n) != POISON]
-    letters = of_consumer(bench.connection, "reader")
+    letters = of_consumer(Store(bench.connection), "reader")
     assert [(each.key, each.reason, each.attempts) for each in letters] == [("k7", "ValueError: poison", 2)]
     counted = "SELECT sum(applied)::int, sum(dead)::int, bool_or(halted IS NOT NULL) FROM penstock.checkpoints"
     assert bench.rows(counted) == [(999, 1, False)]
 
     bench.connection.execute("""UPDATE penstock.dead_letters SET data = '{"number": 70000}'""")
-    request_retries(bench.connection, letters)
+    request_retries(Store(bench.connection), letters)
     worker.slice(1, lambda: False)
 
     assert bench.numbers()[-1] == 70_000
-    assert of_consumer(bench.connection, "reader") == []
+    assert of_consumer(Store(bench.connection), "reader") == []
 
 
 def test_a_record_that_halts_its_shard_does_not_halt_the_others(bench: Bench, streamer: Streamer) -> None:
@@ -124,7 +125,7 @@ def test_later_records_of_a_dead_lettered_key_are_parked(bench: Bench, streamer:
     stage(bench, streamer, 20)
     worker.drain()
 
-    letters = of_consumer(bench.connection, "reader")
+    letters = of_consumer(Store(bench.connection), "reader")
     assert [(each.key, each.parked) for each in letters] == [("k7", False), ("k7", True)]
     assert bench.numbers() == sorted(2 * [n for n in range(1, 21) if n != 7])
     assert bench.rows("SELECT sum(applied)::int, sum(dead)::int FROM penstock.checkpoints") == [(38, 2)]
@@ -136,7 +137,7 @@ def test_a_later_record_of_its_key_supersedes_a_dead_letter(bench: Bench, stream
     stage(bench, streamer, 20)
     worker = bench.declare(refuse_poison, attempts=1)
     worker.drain()
-    [letter] = of_consumer(bench.connection, "reader")
+    [letter] = of_consumer(Store(bench.connection), "reader")
     assert letter.superseded_by == ""
     for number in (100, 101):
         bench.connection.execute(
@@ -147,7 +148,7 @@ def test_a_later_record_of_its_key_supersedes_a_dead_letter(bench: Bench, stream
     streamer.drain()
     worker.drain()
 
-    [letter] = of_consumer(bench.connection, "reader")
+    [letter] = of_consumer(Store(bench.connection), "reader")
     [(first,)] = bench.rows(f"SELECT max(last_offset)::int - 1 FROM penstock.journal WHERE shard = {letter.shard}")
     assert letter.superseded_by == f"things/{letter.shard} offset {first}"
     [refused] = retry(bench.flow, [letter], bench.urls[0], make_frame=lambda record: make_frame(bench.spark, record))
@@ -177,7 +178,7 @@ def test_a_process_of_spark_that_dies_is_not_the_records_fault(bench: Bench, str
 
     assert os.listdir(died)  # noqa: PTH208  the same
     assert bench.numbers() == list(range(1, 21))
-    assert of_consumer(bench.connection, "reader") == []
+    assert of_consumer(Store(bench.connection), "reader") == []
 
 
 def test_a_table_that_is_missing_for_a_while_is_waited_for(bench: Bench, streamer: Streamer) -> None:
@@ -195,7 +196,7 @@ def test_a_table_that_is_missing_for_a_while_is_waited_for(bench: Bench, streame
     bench.declare(handler, attempts=1).drain()
 
     assert bench.numbers() == list(range(1, 21))
-    assert of_consumer(bench.connection, "reader") == []
+    assert of_consumer(Store(bench.connection), "reader") == []
 
 
 @pytest.mark.things(entries="plain")
@@ -247,4 +248,4 @@ def test_a_handler_that_waits_can_be_stopped(bench: Bench, streamer: Streamer) -
     worker.run(lambda: stop.is_set() or monotonic() > began + 150)
 
     assert monotonic() - began < 100
-    assert of_consumer(bench.connection, "reader") == []
+    assert of_consumer(Store(bench.connection), "reader") == []

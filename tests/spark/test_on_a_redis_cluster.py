@@ -15,6 +15,7 @@ from penstock import Ick, Log, Pipeline
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.records import DEFAULT_SCOPE
 from penstock.spark.reconcile.log_examiner import SparkExaminer
 from penstock.spark.releases import ReadAllAvailable
@@ -51,10 +52,10 @@ def test_a_log_and_an_ick_are_read_marked_and_verified(
     log = spark.read.format("penstock.log").options(**where, channel="things").load()
     assert log.count() == 40
     with connect_redis(cluster.url) as client:
-        sound = verify(connection, client, examiner)
+        sound = verify(Store(connection), client, examiner)
         [(entry_id, fields)] = client.xrevrange(LOG, count=1)
         client.xdel(LOG, entry_id)
-        wrong = only(verify(connection, client, examiner))
+        wrong = only(verify(Store(connection), client, examiner))
     assert (sound.findings, sound.records) == ([], 60)
     assert (wrong.kind, wrong.offset) == (FindingKind.MISSING, int(fields[b"first"]))
 

@@ -13,6 +13,7 @@ from fixtures.flow import retain_now, stage_rows
 from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import Fenced, InvalidSetting
 from penstock.operating.channels import reshard
 from penstock.operating.consumers import list_consumers, retire
@@ -157,7 +158,7 @@ def test_one_stream_reads_several_channels(
 
     assert sorted(row.offset for row in found if row.channel == "others") == list(range(11, 41))
     assert len(found) == 90
-    lags = {each.lag for each in list_consumers(connection)}
+    lags = {each.lag for each in list_consumers(Store(connection))}
     assert lags == {0}, "a query that has read everything has no lag"
 
 
@@ -173,15 +174,15 @@ def test_retention_waits_for_a_named_stream(connection: Connection, database_url
             streamer.drain()
 
         end = reader.latestOffset(begin, ReadMaxRows(30))
-        [registered] = list_consumers(connection)
+        [registered] = list_consumers(Store(connection))
         assert (registered.consumer, registered.lag) == ("spark:archive", 100)
         assert retain_now(streamer) == 0
 
         tail = reader.latestOffset(end, ALL)
-        assert list_consumers(connection)[0].lag == 70
+        assert list_consumers(Store(connection))[0].lag == 70
         reader.prepareForTriggerAvailableNow()
         assert reader.latestOffset(tail, ALL) == tail
-        assert list_consumers(connection)[0].lag == 0
+        assert list_consumers(Store(connection))[0].lag == 0
         assert retain_now(streamer) == 50
 
 
@@ -209,7 +210,7 @@ def test_a_second_stream_of_the_same_name_stops_the_first(where: dict[str, str],
 
     with pytest.raises(Fenced, match="another query moves the position of consumer 'archive'"):
         first.latestOffset(second_end, ALL)
-    retire(connection, "spark:archive", apply=True)
+    retire(Store(connection), "spark:archive", apply=True)
     with pytest.raises(Fenced, match="or it was retired"):
         second.latestOffset(second_end, ALL)
 
@@ -238,7 +239,7 @@ def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_o
     at = read(reader.initialOffset())
     stage_rows(connection, things, 20, "old")
     streamer.drain()
-    reshard(connection, "things", 3, apply=True)
+    reshard(Store(connection), "things", 3, apply=True)
     stage_rows(connection, things, 30, "new")
     streamer.drain()
     assert not reader._store.grow(from_offset(at)), "as if the publisher were behind the journal"
@@ -252,5 +253,5 @@ def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_o
     assert {*found[:120]} == {0, 1}, "the last record of a key in its old shard comes first"
     assert {*found[120:]} == {2, 3, 4}
     assert reader.latestOffset(at, ALL) == at
-    [registered] = list_consumers(connection)
+    [registered] = list_consumers(Store(connection))
     assert (registered.consumer, registered.lag) == ("spark:archive", 0)

@@ -18,6 +18,7 @@ from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.records import DEFAULT_SCOPE, Offset, Record
 from penstock.spark.reconcile import log_examiner as engine
 from penstock.streaming import Streamer, tick
@@ -82,7 +83,7 @@ def streamed(
             streamer.drain()
         streamer.drain()
     stage_rows(connection, THINGS, 10)
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     evict(redis_client, "penstock", PACKED.shard_names[0], Offset(20))
     return connection
 
@@ -105,10 +106,10 @@ def both(
 
     def run() -> Verified:
         on_spark, inline = (
-            replace(verify(streamed, redis_client, each), seconds=0.0)
+            replace(verify(Store(streamed), redis_client, each), seconds=0.0)
             for each in (
                 engine.SparkExaminer(spark, database_url, redis_url, DEFAULT_SCOPE),
-                InlineExaminer(streamed, redis_url, DEFAULT_SCOPE),
+                InlineExaminer(Store(streamed), redis_url),
             )
         )
         assert on_spark == inline

@@ -21,7 +21,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
-from penstock.records import DEFAULT_SCOPE
+from penstock.database.store import Store
 from penstock.streaming import Streamer
 
 RIDES = Log("rides", shards=7)
@@ -35,7 +35,7 @@ PAGE = DOCS / "how-to" / "stage-from-other-languages.md"
 def registered(connection: Connection) -> Connection:
     """A connection to a database in which the channels are registered."""
     for channel in (RIDES, RECEIPTS, SEARCH):
-        register_channel(connection, DEFAULT_SCOPE, channel)
+        register_channel(Store(connection), channel)
     return connection
 
 
@@ -230,7 +230,7 @@ def test_what_is_at_a_limit_is_staged(call: str, registered: Connection) -> None
 
 
 def test_a_registered_limit_of_bytes_holds(registered: Connection) -> None:
-    register_channel(registered, DEFAULT_SCOPE, Log("rides", shards=7, max_bytes=10))
+    register_channel(Store(registered), Log("rides", shards=7, max_bytes=10))
     registered.execute("SELECT penstock.stage('rides', 'k', 'a', 'o', '[1, 2, 34]')")
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="data has 11 bytes"):
         registered.execute("SELECT penstock.stage('rides', 'k', 'a', 'o', '[1, 2, 345]')")

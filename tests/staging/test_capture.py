@@ -16,9 +16,10 @@ from penstock import Ick, Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.errors import DeclarationError, ServerUnavailable, TriggerMissing
 from penstock.operating.channels import reshard
-from penstock.records import DEFAULT_SCOPE, Epoch
+from penstock.records import Epoch
 from penstock.schema.capture import check_triggers, find_unreadable, inspect_triggers, install_triggers, make_triggers
 from penstock.streaming import Publisher, Streamer
 from penstock.streaming.retention import StreamerUpkeep
@@ -108,14 +109,14 @@ def test_a_streamer_that_sequences_logs_within_a_minute_and_once_that_changes_ar
     """Guarantee 42: DDL does not wait for a restart."""
     pipeline, now = declare(rides), 1000.0
     install_triggers(database_url, pipeline)
-    publisher = Publisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1))
+    publisher = Publisher(Store(connection), redis_client, epoch=Epoch(1))
     upkeep = StreamerUpkeep(pipeline, clock=lambda: now)
 
     def look(after_s: float, *, sequences: bool = True) -> list[str]:
         nonlocal now
         now += after_s
         with capture_logs() as logs:
-            upkeep.note_faults(connection, publisher, sequences=sequences)
+            upkeep.note_faults(Store(connection), publisher, sequences=sequences)
         return [line["reason"] for line in logs if line["event"] == "changes not captured"]
 
     assert look(60) == []
@@ -242,13 +243,13 @@ def test_a_renamed_column_that_fails_every_write_is_found_without_the_pipeline_t
     rides: Log, application: Engine, database_url: str, connection: Connection
 ) -> None:
     install_triggers(database_url, declare(rides))
-    assert [*find_unreadable(connection, DEFAULT_SCOPE)] == []
+    assert [*find_unreadable(Store(connection))] == []
 
     connection.execute("ALTER TABLE parcels RENAME weight TO grams")
     with pytest.raises(DBAPIError, match=r"(?s)are not those that the staging rule reads.*then: penstock init"):
         insert(application, 1)
 
-    [fault] = find_unreadable(connection, DEFAULT_SCOPE)
+    [fault] = find_unreadable(Store(connection))
     assert "has no column weight, which its trigger reads: writes fail" in fault.message
     assert "penstock init" in fault.fix
 
@@ -369,11 +370,11 @@ def test_a_trigger_stays_while_the_number_of_shards_is_changed(
     """It stages another shard than is declared, which no longer matters then."""
     pipeline, wider = declare(rides), declare(replace(rides, shards=6))
     install_triggers(database_url, pipeline)
-    register_channel(connection, pipeline.scope, rides)
+    register_channel(Store(connection, pipeline.scope), rides)
     with pytest.raises(TriggerMissing, match="not that of its rule"):
         check_triggers(connection, wider)
 
-    reshard(connection, "rides", 6, apply=True)
+    reshard(Store(connection), "rides", 6, apply=True)
 
     check_triggers(connection, wider)
     check_triggers(connection, pipeline)

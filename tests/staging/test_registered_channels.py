@@ -20,6 +20,7 @@ from fixtures.sources import MakeDatabase
 from penstock import Ick, Log, Pipeline, Queue, mark_dirty, stage, stage_async
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.declaring.kinds import Channel
 from penstock.errors import ChannelMismatch, ChannelRetired
 from penstock.records import DEFAULT_SCOPE
@@ -38,7 +39,7 @@ RESHARD = (
 @pytest.fixture
 def registered_rides(connection: Connection, rides: Log) -> Log:
     """The application's channel, of 4 shards, as a worker has registered it."""
-    register_channel(connection, DEFAULT_SCOPE, rides)
+    register_channel(Store(connection), rides)
     return rides
 
 
@@ -120,8 +121,8 @@ def test_what_is_known_of_a_channel_is_known_of_one_schema_of_one_database(
             stage(connection, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT], schema=schema))
 
     with psycopg.connect(database_url) as here, psycopg.connect(other_url) as there:
-        register_channel(here, DEFAULT_SCOPE, EIGHT)
-        register_channel(there, scope, rides)
+        register_channel(Store(here), EIGHT)
+        register_channel(Store(there, scope), rides)
     try:
         stage_in(database_url, DEFAULT_SCOPE.schema)
         with pytest.raises(ChannelMismatch, match=RESHARD):
@@ -146,7 +147,7 @@ def test_another_number_of_shards_is_refused_where_it_stages(
 
 @pytest.mark.parametrize("declared", [Log("rides", shards=4), Ick("rides", shards=4), Queue("rides", shards=4)])
 def test_only_the_registered_kind_is_staged_for(connection: Connection, application: Engine, declared: Channel) -> None:
-    register_channel(connection, DEFAULT_SCOPE, Ick("rides", shards=4))
+    register_channel(Store(connection), Ick("rides", shards=4))
     pipeline = Pipeline([declared])
     maker = sessionmaker(application)
     pipeline.attach(maker)
@@ -181,7 +182,7 @@ def test_the_question_is_asked_once_and_not_in_every_transaction(
 
 def test_an_answer_holds_for_a_while_and_a_refusal_for_no_time(connection: Connection, rides: Log) -> None:
     """What cannot be asked is asked again as soon as what is not there yet."""
-    register_channel(connection, DEFAULT_SCOPE, rides)
+    register_channel(Store(connection), rides)
     connection.execute("INSERT INTO penstock.retired_channels VALUES ('gone')")
     known: Known = {}
 
@@ -220,7 +221,7 @@ def test_an_application_may_be_deployed_before_its_workers(
     by_hooks(other_sessions, "")
     assert len(staged()) == 1
 
-    register_channel(connection, DEFAULT_SCOPE, rides)
+    register_channel(Store(connection), rides)
 
     with sessions.begin() as session:
         stage(session, to=rides, **RECORD)

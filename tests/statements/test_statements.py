@@ -19,10 +19,9 @@ from penstock.streaming.sequencer import _LIMITS
 
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 LUA = Path(__file__).parents[2] / "lua"
-PACKAGES = sorted({".".join(("penstock", *path.parent.relative_to(SOURCE).parts)) for path in SOURCE.rglob("*.sql")})
-NAMED = [(package, name) for package in PACKAGES for name in statements(package, DEFAULT_SCOPE.schema)]
+NAMED = [*statements(DEFAULT_SCOPE.schema)]
 UTILITY = re.compile(r"^(--.*\n)*(LOCK|SET|CREATE)\b")  # Postgres cannot prepare utility statements
-PREPARABLE = [(p, name) for p, name in NAMED if not UTILITY.match(statements(p, DEFAULT_SCOPE.schema)[name].decode())]
+PREPARABLE = [name for name in NAMED if not UTILITY.match(statements(DEFAULT_SCOPE.schema)[name].decode())]
 _PARAMETERS = re.compile(r"%\((\w+)\)s")
 UNHANDLED = re.compile(r"pcall.*\n(?!.*\.err\b)")
 """A ``redis.pcall`` of which the next line does not handle the error."""
@@ -32,8 +31,8 @@ SCRIPTS = [name for name in FILES if "_" not in name.rpartition("/")[2][:1]]
 FRAGMENTS = [name for name in FILES if name not in SCRIPTS]
 
 
-def statement(package: str, name: str) -> str:
-    return statements(package, DEFAULT_SCOPE.schema)[name].decode()
+def statement(name: str) -> str:
+    return statements(DEFAULT_SCOPE.schema)[name].decode()
 
 
 def numbered(sql: str) -> str:
@@ -44,61 +43,58 @@ def numbered(sql: str) -> str:
 
 def test_every_statement_fits_the_schema(connection: Connection) -> None:
     refused = {}
-    for package, name in PREPARABLE:
-        sql = statement(package, name)
+    for name in PREPARABLE:
+        sql = statement(name)
         try:
             with connection.transaction(force_rollback=True):
                 connection.execute("SET LOCAL search_path = ''")
-                for other in statements(package, DEFAULT_SCOPE.schema).values():
-                    if b"CREATE TEMPORARY TABLE" in other and "pg_temp." in sql:
+                for other in statements(DEFAULT_SCOPE.schema).values():
+                    made = re.search(r"CREATE TEMPORARY TABLE (\w+)", other.decode())
+                    if made and f"pg_temp.{made[1]}" in sql:
                         connection.execute(other)
                 connection.execute(f"PREPARE checked AS {numbered(sql)}".encode())
                 connection.execute("DEALLOCATE checked")
         except psycopg.Error as error:
-            refused[f"{package}: {name}"] = str(error)
+            refused[name] = str(error)
 
     assert refused == {}
 
 
-EXECUTING = {"execute", "_execute", "_named", "_rows", "_bind", "_read_number", "_value", "fetch", "look_up", "rows"}
-"""Functions that take the name of a statement."""
-
-
-def used_in(path: Path) -> Iterator[tuple[str, str]]:
-    """Package and name of each statement that a module may use.
-
-    A word that is the name of a statement may stand for many other things: what counts is where it stands.
-    """
-    own = ".".join(("penstock", *path.parent.relative_to(SOURCE).parts))
-    nodes = [*ast.walk(ast.parse(path.read_text()))]
-    calls = [(ast.unparse(n.func).rpartition(".")[2], n.args) for n in nodes if isinstance(n, ast.Call)]
-    packages = {own, *(constant(args[0]) or own for name, args in calls if name == "statements")}
-    places = [
-        *(n.slice for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load)),
-        *(place for name, args in calls if name in EXECUTING for place in args),
-    ]
-    for place in places:
-        for chosen in [place.body, place.orelse] if isinstance(place, ast.IfExp) else [place]:
-            package, _, name = constant(chosen).rpartition(".")
-            if name:
-                yield from ((package or each, name) for each in packages)
+def used_in(path: Path) -> Iterator[str]:
+    """The statements that a module may use, in calls and subscripts: a word may stand for many other things elsewhere."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(args=places):
+                pass
+            case ast.Subscript(slice=place, ctx=ast.Load()):
+                places = [place]
+            case _:
+                places = []
+        for place in places:
+            yield from map(constant, [place.body, place.orelse] if isinstance(place, ast.IfExp) else [place])
 
 
 def constant(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def test_every_statement_is_used() -> None:
-    used = {found for path in SOURCE.rglob("*.py") for found in used_in(path)}
+def test_every_statement_is_used_and_has_a_name_of_its_own() -> None:
+    used = {name for path in SOURCE.rglob("*.py") for name in used_in(path)}
+    headings = [
+        name
+        for path in SOURCE.rglob("*.sql")
+        for name in re.findall(r"^-- :name (\w+)$", path.read_text(), re.MULTILINE)
+    ]
 
-    assert [found for found in NAMED if found not in used] == []
+    assert [name for name in headings if headings.count(name) > 1] == []
+    assert [name for name in headings if name not in used] == []
 
 
 def test_two_parameters_are_added_as_wide_numbers() -> None:
     """The driver sends 30000 and 5000 as numbers of two bytes each, and so would their sum be."""
     added = re.compile(r"%\(\w+\)s *[-+*] *%\(\w+\)s")
 
-    assert [(p, name) for p, name in NAMED if added.search(statement(p, name))] == []
+    assert [name for name in NAMED if added.search(statement(name))] == []
 
 
 def test_every_script_compiles_and_its_errors_name_lines_of_its_file(redis_client: redis.Redis) -> None:
@@ -189,7 +185,7 @@ def test_a_function_on_one_line_takes_nothing_of_what_follows_with_it() -> None:
     assert "local two = 2" in _without_unused(fragment, "")
 
 
-JOURNAL_BOUNDS = [(p, n) for p, n in PREPARABLE if "journal_bounds" in statements(p, DEFAULT_SCOPE.schema)[n].decode()]
+JOURNAL_BOUNDS = [name for name in PREPARABLE if "journal_bounds" in statement(name)]
 
 
 def values_for(name: str, sql: str) -> dict[str, Any] | None:
@@ -214,11 +210,11 @@ def test_the_extent_of_the_journal_is_an_index_probe(connection: Connection) -> 
     )
     connection.execute("ANALYZE penstock.journal")
     assert len(JOURNAL_BOUNDS) > 10
-    for package, name in JOURNAL_BOUNDS:
-        sql = statement(package, name)
+    for name in JOURNAL_BOUNDS:
+        sql = statement(name)
         with connection.transaction(force_rollback=True):
             if name == "sequence_committed":
-                connection.execute(statements(package, DEFAULT_SCOPE.schema)["prepare_tick"])
+                connection.execute(statements(DEFAULT_SCOPE.schema)["prepare_tick"])
             rows = connection.execute(f"EXPLAIN {sql}".encode(), values_for(name, sql))
             plan = "\n".join(line for (line,) in rows)
 
@@ -234,7 +230,7 @@ def test_statements_of_every_round_scan_no_table(connection: Connection, name: s
         "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20000)"
     )
     connection.execute("ANALYZE penstock.staged_records")
-    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
+    sql = statements(DEFAULT_SCOPE.schema)
     with connection.transaction():
         if name == "sequence_committed":
             connection.execute(sql["prepare_tick"])
@@ -254,7 +250,7 @@ def test_batches_are_looked_up_by_id_by_a_plan_made_while_the_table_was_small(
         "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20)"
     )
     connection.execute("ANALYZE penstock.staged_records")
-    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
+    sql = statements(DEFAULT_SCOPE.schema)
     with connection.transaction():
         connection.execute(sql["prepare_reading"])
         plan = connection.execute(

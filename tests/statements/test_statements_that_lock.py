@@ -14,7 +14,7 @@ from fixtures.locking import HoldingSession, holding
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
 from penstock.records import DEFAULT_SCOPE
-from statements.test_statements import PACKAGES, SOURCE
+from statements.test_statements import SOURCE
 
 LOCKING = re.compile(r"\bFOR (NO KEY )?(UPDATE|(KEY )?SHARE)\b|\bLOCK TABLE\b|\bpg_(try_)?advisory|with_for_update")
 
@@ -76,30 +76,26 @@ class RowLock:
 
 
 ROW_LOCKS = {
-    "penstock.consuming.take_checkpoints": RowLock(
+    "take_checkpoints": RowLock(
         "checkpoints", f"{IN_LOGGED} AND shard IN (0, 1)", CONSUMER | {"shards": "{0,1}"}, skips=True
     ),
-    "penstock.consuming.halt_failing": RowLock(
+    "halt_failing": RowLock(
         "checkpoints", f"{IN_LOGGED} AND shard = 1", CONSUMER | {"shard": 0, "reason": "why"}, skips=True
     ),
-    "penstock.consuming.lock_dead_letter": RowLock(
+    "lock_dead_letter": RowLock(
         "dead_letters", f'{IN_LOGGED} AND shard = 1 AND "offset" = 2', CONSUMER | {"shard": 1, "offset": 2}
     ),
-    "penstock.consuming.take_requested_retries": RowLock(
+    "take_requested_retries": RowLock(
         "dead_letters", f'{IN_LOGGED} AND "offset" < 3', CONSUMER | {"of_any": False}, skips=True
     ),
-    "penstock.database.lock_channel": RowLock("channels", "channel = 'logged'", {"channel": "logged"}),
-    "penstock.operating.lock_checkpoints": RowLock(
-        "checkpoints", OF_C, {"consumer": "c"}, order='channel COLLATE "C", shard'
-    ),
-    "penstock.operating.lock_shard": RowLock("checkpoints", f"{IN_LOGGED} AND shard = 1", CONSUMER | {"shard": 1}),
-    "penstock.operating.lock_progress": RowLock("checkpoints", f"{IN_LOGGED} AND shard = 1", CONSUMER | {"shard": 1}),
-    "penstock.reconciling.lock_checkpoints": RowLock("checkpoints", IN_LOGGED, CONSUMER, order="shard"),
-    "penstock.reconciling.take_over_remaining": RowLock("reconciliations", "id = 4", {"name": "n", "run": 6}),
-    "penstock.streaming.end_groups": RowLock(
-        "job_groups", "name IN ('g1', 'g2')", {"names": ["g1", "g2", "g3"]}, skips=True
-    ),
-    "penstock.streaming.take_schedule": RowLock(
+    "lock_channel": RowLock("channels", "channel = 'logged'", {"channel": "logged"}),
+    "lock_checkpoints": RowLock("checkpoints", OF_C, {"consumer": "c"}, order='channel COLLATE "C", shard'),
+    "lock_shard": RowLock("checkpoints", f"{IN_LOGGED} AND shard = 1", CONSUMER | {"shard": 1}),
+    "lock_progress": RowLock("checkpoints", f"{IN_LOGGED} AND shard = 1", CONSUMER | {"shard": 1}),
+    "lock_positions": RowLock("checkpoints", IN_LOGGED, CONSUMER, order="shard"),
+    "take_over_remaining": RowLock("reconciliations", "id = 4", {"name": "n", "run": 6}),
+    "end_groups": RowLock("job_groups", "name IN ('g1', 'g2')", {"names": ["g1", "g2", "g3"]}, skips=True),
+    "take_schedule": RowLock(
         "schedules",
         "name = 's'",
         {"name": "s", "channel": "jobs", "every": "1h", "timezone": "UTC", "digest": ""},
@@ -123,19 +119,18 @@ ROW_LOCKS = {
 }
 
 TABLE_LOCKS = {
-    "penstock.operating.lock_registry": ["channels"],
-    "penstock.operating.lock_ticks": ["ticks", "journal"],
-    "penstock.operating.lock_pipeline": ["ticks", "journal", "staged_records", "checkpoints"],
-    "penstock.reconciling.hold_sequencers": ["ticks"],
+    "lock_registry": ["channels"],
+    "lock_ticks": ["ticks", "journal"],
+    "lock_pipeline": ["ticks", "journal", "staged_records", "checkpoints"],
+    "hold_sequencers": ["ticks"],
 }
 """In the order in which they are locked."""
 
-ADVISORY_LOCKS = {"penstock.database.lock_migrations": "waits", "penstock.streaming.lock_troubles": "refuses"}
+ADVISORY_LOCKS = {"lock_migrations": "waits", "lock_troubles": "refuses"}
 
 
 def find_named(name: str, schema: str = DEFAULT_SCOPE.schema) -> bytes:
-    package, _, statement = name.rpartition(".")
-    return statements(package, schema)[statement]
+    return statements(schema)[name]
 
 
 def find_functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
@@ -163,12 +158,7 @@ def locks_in(function: ast.AST) -> bool:
 
 def test_every_lock_is_listed(connection: Connection) -> None:
     """In the statements, in the functions of the database, and in statements that Python makes."""
-    named = {
-        f"{package}.{name}"
-        for package in PACKAGES
-        for name, text in statements(package, DEFAULT_SCOPE.schema).items()
-        if LOCKING.search(text.decode())
-    }
+    named = {name for name, text in statements(DEFAULT_SCOPE.schema).items() if LOCKING.search(text.decode())}
     bodies = connection.execute(
         "SELECT proname, coalesce(pg_get_function_sqlbody(oid), prosrc) FROM pg_proc WHERE pronamespace = 'penstock'::regnamespace"
     ).fetchall()
@@ -304,7 +294,7 @@ def test_one_session_at_a_time_has_an_advisory_lock(
 def test_the_reports_of_two_pipelines_do_not_wait_for_each_other(
     locking: psycopg.Connection[Any], holder: HoldingSession
 ) -> None:
-    name = "penstock.streaming.lock_troubles"
+    name = "lock_troubles"
     holder.session.execute(find_named(name))
 
     assert locking.execute(find_named(name, "shop")).fetchall() == [(True,)]

@@ -27,6 +27,8 @@ from penstock.channels.routing import log_keys
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.connections import Connection, TableConnection, WorkerConnection, connect_postgres
 from penstock.database.registry import register_channel, register_consumer
+from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.demo import api
 from penstock.demo import rides as demo
 from penstock.errors import BarrierMissed, Gap, PenstockError, Refused
@@ -60,8 +62,7 @@ from statements.test_statements_that_lock import (
     locks_in,
 )
 
-LOCKS = [name for name in (*ROW_LOCKS, *TABLE_LOCKS, *ADVISORY_LOCKS) if "." in name]
-LOCK_NAMES = {name.rpartition(".")[2] for name in LOCKS}
+LOCK_NAMES = {name for name in (*ROW_LOCKS, *TABLE_LOCKS, *ADVISORY_LOCKS) if name in statements("penstock")}
 MENTIONING = re.compile(rf'"({"|".join(LOCK_NAMES)})"|\block_\w+\(')
 
 
@@ -86,11 +87,11 @@ class Scene:
     def begin(self) -> None:
         with self.connect() as connection:
             for channel in self.flow.channels.values():
-                register_channel(connection, DEFAULT_SCOPE, channel)
-            register_consumer(connection, DEFAULT_SCOPE, self.flow.get_consumer("reader"))
+                register_channel(Store(connection), channel)
+            register_consumer(Store(connection), self.flow.get_consumer("reader"))
             for _ in range(5):
                 self.stage()
-                tick(connection, DEFAULT_SCOPE)
+                tick(Store(connection))
 
     def connect(self) -> WorkerConnection:
         return connect_postgres(self.urls[0], application="test")
@@ -99,7 +100,7 @@ class Scene:
         self.connection.execute(statements.encode())
 
     def letters(self) -> list[DeadLetterRow]:
-        return letters.of_consumer(self.connection, "reader")
+        return letters.of_consumer(Store(self.connection), "reader")
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
@@ -129,7 +130,7 @@ def scene(connection: Connection, redis_client: redis.Redis, database_url: str, 
 
 CHANNEL = "SELECT FROM penstock.channels WHERE channel = 'things' FOR KEY SHARE"
 CHECKPOINTS = "SELECT FROM penstock.checkpoints WHERE consumer = 'reader' FOR KEY SHARE"
-MIGRATIONS = find_named("penstock.database.lock_migrations").decode()
+MIGRATIONS = find_named("lock_migrations").decode()
 AT_THE_END = 'UPDATE penstock.checkpoints SET "offset" = 10'
 RETAIN = "DELETE FROM penstock.journal WHERE first_offset < 5"
 """As retention does once all consumers have passed two rows of the journal."""
@@ -166,28 +167,28 @@ class Use:
 
 
 def connected(act: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[[Scene], Any]:
-    """Calls a function with a connection."""
+    """Calls a function with a store."""
 
     def run(scene: Scene) -> Any:
         with scene.connect() as connection:
-            return act(connection, *arguments, **options)
+            return act(Store(connection), *arguments, **options)
 
     return run
 
 
 def register_late(scene: Scene) -> None:
     scene.flow.consumer(reads=scene.things, name="late")(scene.handle)
-    connected(register_consumer, DEFAULT_SCOPE, scene.flow.get_consumer("late"))(scene)
+    connected(register_consumer, scene.flow.get_consumer("late"))(scene)
 
 
 def remove_and_reshard(session: Any) -> None:
     session.execute(RETAIN)
-    channels.reshard(session, "things", 3, apply=True)
+    channels.reshard(Store(session), "things", 3, apply=True)
 
 
 def retain_things(scene: Scene) -> int:
     tails = dict.fromkeys(scene.things.shard_names, Offset(10))
-    return int(connected(retain, scene.client, DEFAULT_SCOPE, scene.things, tails)(scene).records)
+    return int(connected(retain, scene.client, scene.things, tails)(scene).records)
 
 
 def begin_replay(scene: Scene) -> None:
@@ -438,7 +439,9 @@ USES: dict[str, list[Use]] = {
     "operating/reset/epoch.py:_Opening._lock lock_pipeline": [
         Use(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('things', 0, 'k', 'a', 'o', '{}')",
-            lambda scene: connected(reset_epoch, scene.client, scene.flow, apply=True)(scene),
+            lambda scene: connected(lambda store: reset_epoch(store.connection, scene.client, scene.flow, apply=True))(
+                scene
+            ),
             lose_epoch,
             check=lambda _, plan: plan.unsequenced == {"things/0": 1},
         )
@@ -448,7 +451,7 @@ USES: dict[str, list[Use]] = {
             "LOCK TABLE penstock.ticks IN ROW EXCLUSIVE MODE",
             cut_offsets,
             Scene.stage,
-            lambda session: tick_within(session, DEFAULT_SCOPE),
+            lambda session: tick_within(Store(session)),
             lambda _, offsets: offsets == [12, 12],
         )
     ],
@@ -471,10 +474,10 @@ USES: dict[str, list[Use]] = {
             lambda _, error: isinstance(error, Gap),
         )
     ],
-    "reconciling/state_repair.py:replace_state lock_checkpoints": [
+    "reconciling/state_repair.py:replace_state lock_positions": [
         Use(CHECKPOINTS, reconciling("replace"), prepare_state, check=lambda _, done: done.repaired == 1)
     ],
-    "reconciling/state_repair.py:repair_rows lock_checkpoints": [
+    "reconciling/state_repair.py:repair_rows lock_positions": [
         Use(
             CHECKPOINTS,
             reconciling("repair"),
@@ -483,7 +486,7 @@ USES: dict[str, list[Use]] = {
             lambda _, error: isinstance(error, BarrierMissed),
         )
     ],
-    "reconciling/state_repair.py:_State.lock_checkpoints lock_checkpoints": [],  # tried with the two above
+    "reconciling/state_repair.py:_State.lock_positions lock_positions": [],  # tried with the two above
     "reconciling/state_table.py:StateTable.find_surplus": [
         Use(HOLDING_STATE.format(4), reconciling("repair"), prepare_state, check=lambda _, done: done.repaired == 2),
         Use(HOLDING_STATE.format(4), reconciling("replace"), prepare_state, check=lambda _, done: done.repaired == 1),
@@ -494,7 +497,9 @@ USES: dict[str, list[Use]] = {
         Use(MIGRATIONS, lambda scene: initialise(scene.urls[0]), check=lambda _, before: before == "penstock_0001")
     ],
     "schema/migrations.py:_read_revision lock_migrations": [Use(MIGRATIONS, upgrade_beside_others)],
-    "schema/role_plan.py:make_roles lock_migrations": [Use(MIGRATIONS, connected(make_roles, "penstock", "penstock"))],
+    "schema/role_plan.py:make_roles lock_migrations": [
+        Use(MIGRATIONS, connected(lambda store: make_roles(store.connection, "penstock", "penstock")))
+    ],
     "schema/capture.py:_install lock_migrations": [Use(MIGRATIONS, install_trigger, PARCELS)],
     "spark/sources/exactly_once.py:claim": [
         Use("SELECT FROM batches FOR KEY SHARE", claiming(1), claiming(0), check=lambda _, is_due: is_due)
@@ -558,10 +563,8 @@ def test_every_use_of_a_lock_is_listed() -> None:
 def is_lock(statement: str, name: str) -> bool:
     """True if a session waits in the lock itself, and not in what follows it."""
     if name in LOCK_NAMES:
-        texts = [find_named(lock).decode() for lock in LOCKS if lock.endswith(f".{name}")]
-        return statement.split() in [numbered(text)[:1000].split() for text in texts] or any(
-            statement[:500] == numbered(text)[:500] for text in texts
-        )
+        text = numbered(find_named(name).decode())
+        return statement.split() == text[:1000].split() or statement[:500] == text[:500]
     return LOCKING.search(statement) is not None
 
 
@@ -623,7 +626,7 @@ def test_one_process_at_a_time_reports_troubles(scene: Scene, holder: HoldingSes
     reports: list[Any] = []
     scene.execute("UPDATE penstock.checkpoints SET halted = 'why'")
     watch = TroubleWatch([reports.append], scene.urls[0], DEFAULT_SCOPE)
-    holder.session.execute(find_named("penstock.streaming.lock_troubles"))
+    holder.session.execute(find_named("lock_troubles"))
 
     assert (watch.look(), reports) == (0, [])
     holder.session.rollback()
@@ -645,7 +648,7 @@ def test_a_consumer_of_several_sources_waits_for_a_change_of_a_sources_shards(re
             except PenstockError as error:
                 return error
 
-        found = holder.hold_up(register, lambda *_: channels.reshard(holder.session, channel, 3, apply=True))
+        found = holder.hold_up(register, lambda *_: channels.reshard(Store(holder.session), channel, 3, apply=True))
 
     assert "the number of shards of things@eu was changed" in str(found)
     assert regions.eu.rows("SELECT FROM penstock.checkpoints") == []

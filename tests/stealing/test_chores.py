@@ -452,12 +452,12 @@ def test_a_statement_that_takes_too_long_stops_no_other_chore(
     drain(chores.stream())
     streamer = chores._tools()._streamer
     assert streamer is not None
-    usual = streamer.opened().connection.timeouts  # type: ignore[attr-defined]
-    streamer.opened().connection.timeouts = Timeouts(statement_s=0.1, lock_s=5.0)  # type: ignore[attr-defined]
+    usual = streamer.opened().store.connection.timeouts  # type: ignore[attr-defined]
+    streamer.opened().store.connection.timeouts = Timeouts(statement_s=0.1, lock_s=5.0)  # type: ignore[attr-defined]
     with books.transaction():
         books.execute("LOCK TABLE penstock.staged_records")  # as if it were long
         assert chores.sweep()() is Outcome.GAVE_UP
-    streamer.opened().connection.timeouts = usual  # type: ignore[attr-defined]
+    streamer.opened().store.connection.timeouts = usual  # type: ignore[attr-defined]
     stage_rows(books, things, 1, "more")
 
     assert chores.stream()() is Outcome.FINISHED

@@ -19,8 +19,9 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import registered_channels
+from penstock.database.store import Store
 from penstock.errors import CodecMissing, DeclarationError
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, ShardName
+from penstock.records import Epoch, Offset, Record, ShardName
 from penstock.streaming import Streamer
 
 STREAM = "penstock:{things/0}:log"
@@ -83,7 +84,7 @@ def test_a_streamer_at_work_takes_the_new_form_over(
         streamer.drain()
 
     assert codecs(redis_client) == ["plain", "none"]
-    assert registered_channels(connection, DEFAULT_SCOPE)["things"].entries == "none"
+    assert registered_channels(Store(connection))["things"].entries == "none"
 
 
 def test_few_records_are_one_entry_a_tick(

@@ -10,7 +10,8 @@ import redis
 from fixtures.constants import SetConstants
 from penstock import Log
 from penstock.database.connections import Connection
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
+from penstock.database.store import Store
+from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.streaming import sequencer, tick
 from penstock.streaming.retention import retain
 from penstock.streaming.unpublished import unpublished
@@ -33,7 +34,7 @@ def test_a_tick_returns_no_record_beyond_its_bytes(connection: Connection, monke
     size = stage_alike(connection, 4)
     monkeypatch.setitem(sequencer._LIMITS, "max_inline_bytes", 2 * size)
 
-    assert [batch.count for batch in tick(connection, DEFAULT_SCOPE).inline_records] == [2]
+    assert [batch.count for batch in tick(Store(connection)).inline_records] == [2]
 
 
 def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
@@ -41,9 +42,9 @@ def test_a_batch_ends_with_the_record_that_reaches_its_bytes(
 ) -> None:
     """Those after it have room for a tenth more, so that none is read twice."""
     size = stage_alike(connection, 5)
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     set_constants("streaming.unpublished", BATCH_BYTES=2 * size)
-    reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf)
+    reading = unpublished(Store(connection), {ONE: Offset(5)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         assert [batch.count for batch in batches] == [2, 1, 1, 1]
 
@@ -55,9 +56,9 @@ def test_batches_grow_again_after_a_large_payload(connection: Connection, set_co
         "SELECT 'things', 0, 'k', 'insert', 'thing', to_jsonb(repeat('x', CASE WHEN i > 2 THEN 1 ELSE 1000 END)) "
         "FROM generate_series(1, 32) i"
     )
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     set_constants("streaming.unpublished", BATCH_BYTES=900)
-    reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(32)}, {}, epoch=Epoch(1), until=math.inf)
+    reading = unpublished(Store(connection), {ONE: Offset(32)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         assert [batch.count for batch in batches] == [1, 1, 1, 2, 4, 8, 15]
 
@@ -72,9 +73,9 @@ def test_a_batch_has_every_key_and_every_microsecond(connection: Connection) -> 
         "SELECT 'things', 0, key, key, key, '1', at FROM unnest(%s::text[], %s::timestamptz[]) AS r (key, at)",
         [keys, times],
     )
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
 
-    reading = unpublished(connection, DEFAULT_SCOPE, {ONE: Offset(120)}, {}, epoch=Epoch(1), until=math.inf)
+    reading = unpublished(Store(connection), {ONE: Offset(120)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         [columns] = [batch.columns for batch in batches]
     assert [columns.keys, columns.actions, columns.objects] == [keys] * 3
@@ -88,9 +89,9 @@ def test_a_transaction_of_retention_removes_no_row_beyond_its_records(
     things = Log("things", shards=1, keep=timedelta(0))
     for _ in range(4):
         stage_alike(connection, 10)
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
     set_constants("streaming.retention", RECORDS_PER_TRANSACTION=20)
-    removed = retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(40)}, until=0.0)
+    removed = retain(Store(connection), redis_client, things, {ONE: Offset(40)}, until=0.0)
 
     assert (removed.records, removed.left) == (20, (ONE,))
 
@@ -99,6 +100,6 @@ def test_a_single_row_that_was_passed_is_removed(connection: Connection, redis_c
     things = Log("things", shards=1, keep=timedelta(0))
     for _ in range(2):
         stage_alike(connection, 10)
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
 
-    assert retain(connection, redis_client, DEFAULT_SCOPE, things, {ONE: Offset(20)}).records == 10
+    assert retain(Store(connection), redis_client, things, {ONE: Offset(20)}).records == 10

@@ -18,6 +18,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import connect_postgres
 from penstock.database.registry import registered_channels
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import UnsafeSetting
 from penstock.operating import letters as dead_letters
@@ -25,7 +26,7 @@ from penstock.operating.consumers import list_consumers
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
 from penstock.reconciling.reconciliation import last_runs
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import Record
 from penstock.schema.initialise import initialise
 from penstock.staging.triggers import make_trigger
 from penstock.streaming import Streamer
@@ -119,8 +120,8 @@ def test_a_record_is_the_same_whatever_the_database_is_set_to(
 
     assert [(record.key, record.action, record.data) for record in applied] == [(VALUES["name"], "insert", RECORD)] * 3
     with connect_postgres(unusual_url, application="test") as reading:
-        [letter] = dead_letters.of_consumer(reading, "keeper")
-        record = dead_letters.read_record(reading, letter)
+        [letter] = dead_letters.of_consumer(Store(reading), "keeper")
+        record = dead_letters.read_record(Store(reading), letter)
     assert record is not None
     assert (record.key, record.data) == (VALUES["name"], RECORD)
     assert letter.reason.endswith(VALUES["name"])
@@ -142,13 +143,13 @@ def test_commands_do_not_depend_on_how_the_database_writes_times(
             )
         )
     with connect_postgres(unusual_url, application="test") as reading:
-        assert [each.consumer for each in list_consumers(reading)] == ["keeper"]
-        [channel] = registered_channels(reading, DEFAULT_SCOPE).values()
+        assert [each.consumer for each in list_consumers(Store(reading))] == ["keeper"]
+        [channel] = registered_channels(Store(reading)).values()
         assert channel.keep.total_seconds() == things.keep
-        assert dead_letters.newest(reading) == []
-        assert {f.check for f in diagnose(reading, redis_client, flow) if f.grade == "error"} == {"durability"}
-        assert [run.name for run in last_runs(reading, DEFAULT_SCOPE)] == ["r"]
-        assert status(reading, redis_client, pipeline=flow).consumers != ()
+        assert dead_letters.newest(Store(reading)) == []
+        assert {f.check for f in diagnose(Store(reading), redis_client, flow) if f.grade == "error"} == {"durability"}
+        assert [run.name for run in last_runs(Store(reading))] == ["r"]
+        assert status(Store(reading), redis_client, pipeline=flow).consumers != ()
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
@@ -164,7 +165,7 @@ def test_a_database_that_lacks_characters_is_refused_by_name(
         with pytest.raises(UnsafeSetting, match=f"database {name} has the encoding {encoding}"):
             initialise(url)
         with connect_postgres(url, application="test") as connected:
-            findings = diagnose(connected, redis_client)
+            findings = diagnose(Store(connected), redis_client)
         assert [f.grade for f in findings if f.check == "encoding"] == ["error"]
     finally:
         postgres.drop_database(name)

@@ -12,12 +12,12 @@ from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.errors import HistoryDiverged
 from penstock.journal.journal_reader import missed_records
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 
 DEFAULTS = {"channel": "'things'", "shard": "0", "created_at": "now()", "xid": "DEFAULT"}
@@ -97,9 +97,9 @@ def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(
     named = [each["record"] for each in logs if each["event"] == "record isolated"]
     assert named == [record]
     assert "canary" not in str(logs)
-    found = status(connection, redis_client).faults.isolated
+    found = status(Store(connection), redis_client).faults.isolated
     assert [each.id for each in found.first] == [record]
-    [error] = [r for r in diagnose(connection, redis_client) if r.check == "isolated records"]
+    [error] = [r for r in diagnose(Store(connection), redis_client) if r.check == "isolated records"]
     assert (error.grade, str(record) in error.message) == ("error", True)
 
 
@@ -111,15 +111,15 @@ def test_a_corrected_row_is_sequenced_and_no_longer_isolated(
         insert(connection, **columns)
     streamer.drain()
     refresh(streamer)
-    fixes = [r.fix for r in diagnose(connection, redis_client) if r.check == "isolated records"]
+    fixes = [r.fix for r in diagnose(Store(connection), redis_client) if r.check == "isolated records"]
     assert len(fixes) == 3
     for fix in fixes:
         connection.execute(fix.removeprefix("correct it: ").split(";")[0].encode())
 
     assert streamer.drain() == 3
     assert len(logged(things)[things.shard_names[0]]) == 3
-    assert status(connection, redis_client).faults.isolated.count == 0
-    assert missed_records(connection, DEFAULT_SCOPE) == []
+    assert status(Store(connection), redis_client).faults.isolated.count == 0
+    assert missed_records(Store(connection)) == []
 
 
 def test_a_row_with_the_xid_of_a_running_transaction_is_sequenced_once(
@@ -158,7 +158,7 @@ def test_a_flood_of_hostile_rows_is_counted_and_the_first_are_named(
 
     assert len([each for each in logs if each["event"] == "record isolated"]) == 20
     assert [each["records"] for each in logs if each["event"] == "more records isolated"] == [4980]
-    assert status(connection, redis_client).faults.isolated.count == 5000
+    assert status(Store(connection), redis_client).faults.isolated.count == 5000
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_records_of_an_unknown_shard_are_named_and_not_published(
     assert len(redis_client.keys("*:log")) == 2
     [entry] = [each for each in logs if each["event"] == "shard unknown"]
     assert (entry["shard"], entry["records"], entry["first_record"]) == (f"{channel}/{shard}", 3, 1)
-    [unknown] = status(connection, redis_client).faults.unknown
+    [unknown] = status(Store(connection), redis_client).faults.unknown
     assert (unknown.shard.channel, unknown.shard.shard, unknown.records) == (channel, shard, 3)
-    [error] = [r for r in diagnose(connection, redis_client) if r.check == "channels" and r.grade == "error"]
+    [error] = [r for r in diagnose(Store(connection), redis_client) if r.check == "channels" and r.grade == "error"]
     assert "3 records (the first is 1)" in error.message
 
 
@@ -206,7 +206,7 @@ def test_records_of_a_channel_that_is_registered_later_are_published_then_in_ord
     streamer.drain()
     assert sum(map(len, logged(later).values())) == 0
 
-    register_channel(connection, DEFAULT_SCOPE, later)
+    register_channel(Store(connection), later)
     streamer.drain()
 
     for records in logged(later).values():
@@ -229,7 +229,7 @@ def test_many_unknown_channels_do_not_slow_a_round(
     refresh(streamer)
 
     assert redis_client.info("commandstats")["cmdstat_xinfo|stream"]["calls"] == 2
-    assert len(status(connection, redis_client).faults.unknown) == 20
+    assert len(status(Store(connection), redis_client).faults.unknown) == 20
 
 
 @pytest.mark.storm  # Postgres writes a gigabyte; its quicker neighbour is spoil_record in test_stopped_shards.py
@@ -288,7 +288,7 @@ def test_a_record_that_a_reset_epoch_sequences_is_no_longer_isolated(
     insert(connection, xid=f"'{older if xid == 'older' else xid}'")
     streamer.drain()
     refresh(streamer)
-    assert status(connection, redis_client).faults.isolated.count == 1
+    assert status(Store(connection), redis_client).faults.isolated.count == 1
     streamer.close()
     redis_client.set(log_keys("penstock", things.shard_names[0]).epoch, 7)
 
@@ -297,7 +297,7 @@ def test_a_record_that_a_reset_epoch_sequences_is_no_longer_isolated(
     refresh(streamer)
 
     assert sum(map(len, logged(things).values())) == 11
-    assert status(connection, redis_client).faults.isolated.count == 0
+    assert status(Store(connection), redis_client).faults.isolated.count == 0
 
 
 # --- an xid of this database, but an older one ---
@@ -319,12 +319,12 @@ def test_a_record_with_an_old_xid_is_named_and_sequenced_once_it_is_corrected(
 
     assert sum(map(len, logged(things).values())) == 20
     assert [each["record"] for each in logs if each["event"] == "record isolated"] == [record]
-    [error] = [r for r in diagnose(connection, redis_client) if r.check == "isolated records"]
+    [error] = [r for r in diagnose(Store(connection), redis_client) if r.check == "isolated records"]
     assert f"xid is {old}, of a transaction that ended before" in error.message
     connection.execute(error.fix.removeprefix("correct it: ").split(";")[0].encode())
     assert streamer.drain() == 1
-    assert status(connection, redis_client).faults.isolated.count == 0
-    assert missed_records(connection, DEFAULT_SCOPE) == []
+    assert status(Store(connection), redis_client).faults.isolated.count == 0
+    assert missed_records(Store(connection)) == []
 
 
 def test_no_record_of_an_ordinary_producer_is_taken_for_one_with_an_old_xid(

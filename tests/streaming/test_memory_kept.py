@@ -21,7 +21,7 @@ def faults(process: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="counts pages as Linux does")
 def test_memory_is_not_fetched_again_for_each_batch(streamer: Streamer, connection: Connection) -> None:
     streamer.open()
-    backend = streamer.opened().connection.info.backend_pid
+    backend = streamer.opened().store.connection.info.backend_pid
     fetched = []
     for _ in range(4):
         connection.execute(PAYLOADS)

@@ -16,10 +16,11 @@ from fixtures.proxy import Harm, Proxy, behind
 from penstock import Ick, Job, Log, Pipeline, Queue
 from penstock.consuming.worker_kinds import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.engines import inline
 from penstock.operating.doctor.check import CheckContext
 from penstock.operating.doctor.diagnosis import diagnose
-from penstock.records import DEFAULT_SCOPE, Record
+from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import Sequencer
 from penstock.testing import eventually
@@ -118,11 +119,11 @@ def test_the_doctor_limits_its_own_statements_and_nobody_elses(
     with psycopg.connect(pooler_url, autocommit=True, prepare_threshold=None) as other:
 
         def check(context: CheckContext) -> Any:
-            return limits(context.connection), limits(other)
+            return limits(context.store.connection), limits(other)
 
         before = limits(pooled_connection), limits(other)
         monkeypatch.setattr("penstock.operating.doctor.diagnosis._check_servers", check)
-        meanwhile: Any = diagnose(pooled_connection, redis_client)
+        meanwhile: Any = diagnose(Store(pooled_connection), redis_client)
         assert meanwhile == (["20s"] * 10, before[1])
         assert (limits(pooled_connection), limits(other)) == before
 
@@ -131,7 +132,7 @@ def test_a_sequencer_behind_a_pooler_stops_using_prepared_statements(
     things: Log, connection: Connection, pooled_connection: Connection
 ) -> None:
     """Guarantee 18: a pooler tracks prepared statements of the protocol at most, never those of SQL."""
-    sequencer = Sequencer(pooled_connection, DEFAULT_SCOPE, prepare=True)
+    sequencer = Sequencer(Store(pooled_connection), prepare=True)
 
     for _ in range(10):
         stage_rows(connection, things, 2)

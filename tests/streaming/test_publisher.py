@@ -14,9 +14,10 @@ from fixtures.flow import ReadLog, entry_of_a_record, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import AppendRefused, DamagedJournal, Fenced, ForeignLog, HistoryDiverged
 from penstock.journal.journal_reader import journal_tails
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Record, Scope, ShardName
+from penstock.records import Epoch, Offset, Record, Scope, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
@@ -94,7 +95,7 @@ def test_inline_records_wait_for_those_of_an_earlier_tick(
     """Guarantee 1: as after a crash between a tick and its publishing; the gap is noticed before anything is sent."""
     streamer.open()
     stage_rows(connection, things, 30)
-    left = tick(connection, DEFAULT_SCOPE)
+    left = tick(Store(connection))
     stage_rows(connection, things, 30)
     streamer.opened().publisher.ends.advance_target(left.tails)
 
@@ -316,7 +317,7 @@ def test_large_payloads_end_a_batch_early(streamer: Streamer, connection: Connec
     )
     streamer.round()
     shard = things.shard_names[0]
-    reading = unpublished(connection, DEFAULT_SCOPE, {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf)
+    reading = unpublished(Store(connection), {shard: Offset(60)}, {}, epoch=Epoch(1), until=math.inf)
     with closing(reading) as batches:
         found = [(batch.first, batch.count) for batch in batches]
 
@@ -358,7 +359,7 @@ def test_a_hole_in_the_journal_is_never_skipped(
     """Guarantee 3: an offset belongs to one record for ever, or to none."""
     for _ in range(3):
         stage_rows(connection, things, 20)
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
     connection.execute(
         "DELETE FROM penstock.journal WHERE shard = 0 AND first_offset = "
         "(SELECT min(first_offset) FROM penstock.journal WHERE shard = 0 AND first_offset > 1)"
@@ -368,7 +369,7 @@ def test_a_hole_in_the_journal_is_never_skipped(
         streamer.drain()
     damaged, other = things.shard_names
     assert logged(things)[damaged] == []
-    assert len(logged(things)[other]) == journal_tails(connection, DEFAULT_SCOPE)[other]
+    assert len(logged(things)[other]) == journal_tails(Store(connection))[other]
 
 
 @pytest.mark.parametrize("first", [1, 2], ids=["all", "the last"])
@@ -380,7 +381,7 @@ def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
     streamer.drain()
     for _ in range(2):
         stage_rows(connection, things, 20)
-        streamer.opened().publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
+        streamer.opened().publisher.ends.advance_target(tick(Store(connection)).tails)
     connection.execute("DELETE FROM penstock.journal WHERE first_offset >= %s", [first])
     with capture_logs() as logs:
         done = [streamer.round() for _ in range(3)]

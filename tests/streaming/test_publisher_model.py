@@ -19,8 +19,9 @@ from penstock.channels.log.streams import extents, read
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.errors import Fenced
-from penstock.records import BEGINNING, DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, Shard, ShardName
 from penstock.streaming.publisher import Published, Publisher, SlicePublisher
 from penstock.streaming.sequencer import Tick, tick
 
@@ -58,13 +59,13 @@ class Publishing(RuleBasedStateMachine):
         self.logs: dict[ShardName, set[int]] = {shard: set() for shard in SHARDS}  # offsets
         self.marked: set[str] = set()
         self.older: tuple[dict[bytes, bytes], dict[ShardName, set[int]], set[str]] = ({}, self.logs, set())
-        self.ticked = tick(self.connection, DEFAULT_SCOPE)
+        self.ticked = tick(Store(self.connection))
         self.publishers = [self.make(1), self.make(1), self.make(1, most=MOST)]
         self.zombie: Publisher | None = None
         self.epoch = 1
 
     def make(self, epoch: int, most: int | None = None) -> Publisher:
-        servers: Any = (self.connection, self.client, DEFAULT_SCOPE)
+        servers: Any = (Store(self.connection), self.client)
         made = (
             SlicePublisher(*servers, epoch=Epoch(epoch), most=most) if most else Publisher(*servers, epoch=Epoch(epoch))
         )
@@ -95,7 +96,7 @@ class Publishing(RuleBasedStateMachine):
     @rule()
     def tick(self) -> None:
         """A streamer's: it may die before it publishes any of this, and others hear of it later."""
-        self.ticked = tick(self.connection, DEFAULT_SCOPE)
+        self.ticked = tick(Store(self.connection))
         for channel, number, first, ids in self.connection.execute(JOURNAL).fetchall():
             if (shard := ShardName(channel, number)) in self.journal:
                 self.journal[shard] |= {first + place: id_ for place, id_ in enumerate(ids)}
@@ -255,7 +256,7 @@ class Publishing(RuleBasedStateMachine):
 
 def check(connection: Connection, client: redis.Redis, *, examples: int) -> None:
     for channel in CHANNELS:
-        register_channel(connection, DEFAULT_SCOPE, channel)
+        register_channel(Store(connection), channel)
     machine = type("Checked", (Publishing,), {"connection": connection, "client": client})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30))
 

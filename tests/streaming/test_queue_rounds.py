@@ -7,7 +7,8 @@ import redis
 from fixtures.constants import SetConstants
 from penstock import Queue
 from penstock.database.registry import register_channel, registered_channels
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset
+from penstock.database.store import Store
+from penstock.records import Epoch, Offset
 from penstock.streaming.queues import Queues
 
 JOBS = Queue("jobs", shards=3)
@@ -15,9 +16,9 @@ JOBS = Queue("jobs", shards=3)
 
 @pytest.fixture
 def queues(connection: psycopg.Connection, redis_client: redis.Redis) -> Queues:
-    register_channel(connection, DEFAULT_SCOPE, JOBS)
-    made = Queues(connection, redis_client, DEFAULT_SCOPE, Epoch(1))
-    made.update(registered_channels(connection, DEFAULT_SCOPE))
+    register_channel(Store(connection), JOBS)
+    made = Queues(Store(connection), redis_client, Epoch(1))
+    made.update(registered_channels(Store(connection)))
     return made
 
 

@@ -22,10 +22,10 @@ from penstock.clients import FairQueue, Lease
 from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import Fenced, HistoryDiverged, InvalidMessage, QueueDamaged
 from penstock.journal.journal_reader import missed_records
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -763,7 +763,7 @@ def test_retention_keeps_what_is_not_done(put: Put, streamer: Streamer, connecti
     [(journaled,)] = connection.execute("SELECT sum(cardinality(record_ids)) FROM penstock.journal").fetchall()
     assert journaled < 21
     assert outstanding(connection) == 21
-    assert missed_records(connection, DEFAULT_SCOPE) == []
+    assert missed_records(Store(connection)) == []
     assert worker.work() == list(range(21))
     settle_down(streamer)
     assert waiting(connection, given=True) == 0
@@ -774,7 +774,7 @@ def test_what_is_due_is_found_by_its_index_however_much_waits(connection: Connec
         "INSERT INTO penstock.waiting_records (record_id, channel, shard, due) "
         "SELECT i, 'jobs', 0, now() + i * interval '1 hour' FROM generate_series(1, 20000) i"
     )
-    sql = statements("penstock.streaming", "penstock")["due_records"]
+    sql = statements("penstock")["due_records"]
     values = {"channel": "jobs", "shard": 0, "records": 100, "bytes": 1000}
     plan = connection.execute(b"EXPLAIN " + sql, values).fetchall()
 

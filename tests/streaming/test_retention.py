@@ -17,6 +17,7 @@ from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.streaming.retention import Retained, retain
@@ -68,7 +69,7 @@ def test_records_that_all_consumers_have_passed_are_removed_from_postgres_and_re
         streamer.drain()
     assert worker.drain() == 204
     empty = dict.fromkeys(things.shard_names, BEGINNING)
-    kept = retain(connection, redis_client, DEFAULT_SCOPE, things, empty)
+    kept = retain(Store(connection), redis_client, things, empty)
     assert kept.records == 0, "what a log has lost is still to be published to it"
     retain_now(streamer)
 
@@ -90,10 +91,10 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
     rounds: list[Retained] = []
     left = things.shard_names
     for _ in range(10):
-        rounds.append(retain(connection, redis_client, DEFAULT_SCOPE, things, tails, shards=left, until=monotonic()))
+        rounds.append(retain(Store(connection), redis_client, things, tails, shards=left, until=monotonic()))
         left = rounds[-1].left
         seen.append(staged_count(connection))
-    rest = retain(connection, redis_client, DEFAULT_SCOPE, things, tails)
+    rest = retain(Store(connection), redis_client, things, tails)
 
     removed = [before - after for before, after in pairwise(seen)]
     assert removed == [each.records for each in rounds]
@@ -112,8 +113,8 @@ def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
     connection.execute("ALTER TABLE penstock.staged_records SET (autovacuum_enabled = off)")
     for number in range(300):
         stage_rows(connection, things, 4, f"{number} ")
-        tick(connection, DEFAULT_SCOPE)
-    sql = statements("penstock.streaming", DEFAULT_SCOPE.schema)
+        tick(Store(connection))
+    sql = statements(DEFAULT_SCOPE.schema)
     where = {"channel": "things", "shard": 0, "floor": 10_000, "keep": timedelta(0)}
     with connection.transaction():
         connection.execute(sql["prepare_retention"])
@@ -226,7 +227,7 @@ def test_an_entry_of_several_ticks_stays_until_its_last_record_is_passed(
     with LogWorker(WorkerSetup(flow, flow.get_consumer("slow"), database_url, redis_url)) as worker:
         for number in range(60):
             stage_rows(connection, things, 20, f"{number} ")
-            tick(connection, DEFAULT_SCOPE)
+            tick(Store(connection))
         streamer.drain()  # 1,200 records in 120 rows of the journal, and in 4 entries
         backfilled, removed = 0, 0
         while (consumed := worker.round(0)).applied:

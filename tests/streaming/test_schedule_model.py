@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fixtures.clocks import stop_clock, tell_time
 from penstock import Pipeline, Queue
+from penstock.database.store import Store
 from penstock.declaring.schedules import CatchUp
 from penstock.streaming.scheduler import Scheduler
 
@@ -97,7 +98,7 @@ class ScheduleModel(RuleBasedStateMachine):
         self.streamers = [Scheduler(pipeline) for _ in range(2)]
         self._tell_time()
         for streamer in self.streamers:
-            streamer.declare(self.connection)
+            streamer.declare(Store(self.connection))
         self.calendar = Calendar(every, self.catch_up, next(walk(every, self.now)))
 
     def _tell_time(self) -> None:
@@ -130,7 +131,7 @@ class ScheduleModel(RuleBasedStateMachine):
 
     def _stage_due(self, number: int) -> None:
         self._tell_time()
-        assert self.streamers[number].stage_due(self.connection) == self.calendar.look(self.now)
+        assert self.streamers[number].stage_due(Store(self.connection)) == self.calendar.look(self.now)
 
     @rule(number=st.integers(0, 1))
     def restart(self, number: int) -> None:
@@ -139,7 +140,7 @@ class ScheduleModel(RuleBasedStateMachine):
         pipeline = Pipeline([JOBS])
         pipeline.every(self.calendar.every, to=JOBS, name="s", catch_up=self.catch_up)  # type: ignore[arg-type]
         self.streamers[number] = Scheduler(pipeline)
-        self.streamers[number].declare(self.connection)
+        self.streamers[number].declare(Store(self.connection))
 
     @rule(every=st.sampled_from([*IS_SLOT]))
     def change(self, every: str) -> None:
@@ -191,13 +192,13 @@ def compare(
     connection.execute("TRUNCATE penstock.schedules, penstock.staged_records")
     tell_time(connection, BEGINNING)
     streamers = [Scheduler(pipeline) for _ in range(2)]
-    streamers[0].declare(connection)
+    streamers[0].declare(Store(connection))
     calendar = Calendar("1h", catch_up, next(walk("1h", BEGINNING)) + timedelta(seconds=late_s))
     connection.execute("UPDATE penstock.schedules SET next_at = %s", [calendar.next])
     for number, seconds in story:
         now = BEGINNING + timedelta(seconds=seconds)
         tell_time(connection, now)
-        assert streamers[number].stage_due(connection) == calendar.look(now), (story, seconds)
+        assert streamers[number].stage_due(Store(connection, pipeline.scope)) == calendar.look(now), (story, seconds)
         [row] = connection.execute("SELECT next_at, last_at, skipped_since, skipped_until FROM penstock.schedules")
         assert row == (calendar.next, calendar.last, *calendar.skipped), (story, seconds)
 

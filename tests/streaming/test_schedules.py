@@ -20,6 +20,7 @@ from fixtures.flow import running
 from penstock import Job, Log, Pipeline, Queue, Unique
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.schedules import MAX_AT_ONCE, MAX_CATCH_UP, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.operating.channels import retire_channel
@@ -275,7 +276,7 @@ def test_a_changed_schedule_holds_from_the_next_start_and_an_old_release_leaves_
 def test_a_schedule_begins_anew_with_other_times_or_another_queue_and_is_taken_as_it_is_declared(
     changed: dict[str, str], *, begins_anew: bool, connection: Connection
 ) -> None:
-    sql = statements("penstock.streaming", "penstock")
+    sql = statements("penstock")
     before = {"name": "s", "channel": "jobs", "every": "1h", "timezone": "UTC", "digest": "d"}
     after, then, now = before | changed, at("2026-01-01T00:00"), at("2026-01-02T00:00")
     connection.execute(sql["declare_schedule"], before | {"next_at": then})
@@ -313,10 +314,10 @@ def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(
     pipeline = declare()
     with Streamer(pipeline, database_url, redis_url):
         make_due(connection)
-    retire_channel(connection, redis_client, "jobs", apply=True)
+    retire_channel(Store(connection), redis_client, "jobs", apply=True)
     scheduler = Scheduler(pipeline)
     with capture_logs() as logged:
-        assert [scheduler.stage_due(connection) for _ in range(3)] == [0, 0, 0]
+        assert [scheduler.stage_due(Store(connection)) for _ in range(3)] == [0, 0, 0]
 
     assert [each["event"] for each in logged] == ["schedule failed"]
 
@@ -429,10 +430,10 @@ def test_a_schedule_that_was_gone_for_a_hundred_days_says_what_it_has_skipped(
         [(first,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
     scheduler, staged = Scheduler(pipeline), 0
     with capture_logs() as logged:
-        while count := scheduler.stage_due(connection):
+        while count := scheduler.stage_due(Store(connection)):
             staged += count
 
-    [schedule] = status(connection, redis_client, pipeline).schedules
+    [schedule] = status(Store(connection), redis_client, pipeline).schedules
     [skipped] = [each for each in logged if each["event"] == "schedule skipped times"]
     assert staged == MAX_CATCH_UP
     assert (schedule.skipped_since, schedule.skipped_until) == (first, first + timedelta(hours=2401 - MAX_CATCH_UP))
@@ -467,14 +468,14 @@ def test_a_name_that_another_service_has_declared_is_found_and_said_once(
     mine, other = declare(), declare(**options)
     with Streamer(mine, database_url, redis_url), Streamer(other, database_url, redis_url), capture_logs() as logged:
         scheduler = Scheduler(mine)
-        scheduler.stage_due(connection)
+        scheduler.stage_due(Store(connection))
         assert logged == [], "it may be a deploy"
         set_constants("declaring.schedules", LATE_S=0)
-        scheduler.stage_due(connection)
-        scheduler.stage_due(connection)
+        scheduler.stage_due(Store(connection))
+        scheduler.stage_due(Store(connection))
 
     assert [each["event"] for each in logged] == ["schedule declared elsewhere"]
-    results = {pipeline: diagnose(connection, redis_client, pipeline) for pipeline in (mine, other)}
+    results = {pipeline: diagnose(Store(connection), redis_client, pipeline) for pipeline in (mine, other)}
     [said] = [each for each in results[mine] if each.check == "schedules"]
     assert said.grade == "warning"
     assert "sweep is registered with" in said.message
@@ -489,7 +490,7 @@ def test_the_doctor_names_schedules_that_are_late_and_those_that_were_never_regi
     pipeline = Pipeline([JOBS])
     pipeline.every("1h", to=JOBS, name="new")
 
-    said = [each.message for each in diagnose(connection, redis_client, pipeline) if each.check == "schedules"]
+    said = [each.message for each in diagnose(Store(connection), redis_client, pipeline) if each.check == "schedules"]
     assert said == [
         "sweep has been due for 60 min: no streamer runs that declares it as it is registered",
         "new is declared and was never registered",

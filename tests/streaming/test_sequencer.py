@@ -8,8 +8,8 @@ from psycopg.errors import RaiseException
 from fixtures.flow import stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import ServerUnavailable, UnsafeSetting
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.sequencer import JOURNAL_CHUNK, MAX_INLINE_RECORDS, Sequencer, check_identity_cache, tick
 from penstock.streaming.unpublished import BATCH_BYTES
 from penstock.testing import eventually
@@ -28,10 +28,10 @@ def test_a_tick_sequences_exactly_what_is_committed(connection: Connection, data
             stage_rows(other, things, 3, "open")
             stage_rows(connection, things, 5, "committed")
 
-            assert tick(connection, DEFAULT_SCOPE).sequenced == 5
-            assert tick(connection, DEFAULT_SCOPE).sequenced == 0
+            assert tick(Store(connection)).sequenced == 5
+            assert tick(Store(connection)).sequenced == 0
 
-        assert tick(connection, DEFAULT_SCOPE).sequenced == 3
+        assert tick(Store(connection)).sequenced == 3
 
 
 def test_a_lower_id_that_commits_later_is_sequenced(connection: Connection, database_url: str, things: Log) -> None:
@@ -40,8 +40,8 @@ def test_a_lower_id_that_commits_later_is_sequenced(connection: Connection, data
         with slow.transaction():
             stage_rows(slow, things, 1, "early id, late commit")
             stage_rows(connection, things, 1, "late id, early commit")
-            tick(connection, DEFAULT_SCOPE)
-        tick(connection, DEFAULT_SCOPE)
+            tick(Store(connection))
+        tick(Store(connection))
 
     assert sequenced_ids(connection) == [1, 2]
 
@@ -53,9 +53,9 @@ def test_a_transaction_that_gets_its_id_after_drawing_from_the_sequence_is_seque
     with connect_postgres(database_url, application="slow") as slow, slow.transaction():
         slow.execute("SELECT nextval(pg_get_serial_sequence('penstock.staged_records', 'id'))")
         stage_rows(connection, things, 2)
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
         stage_rows(slow, things, 1, "late")
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
 
     assert len(sequenced_ids(connection)) == 3
 
@@ -67,7 +67,7 @@ def test_rolled_back_records_and_savepoints_leave_no_hole_in_the_offsets(connect
             stage_rows(connection, things, 3, f"kept {number}")
             with connection.transaction(force_rollback=True):
                 stage_rows(connection, things, 3, f"undone {number}")
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
 
     for shard in range(things.shards):
         entries = [row for row in connection.execute(JOURNAL).fetchall() if row[0] == shard]
@@ -86,7 +86,7 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
-            waiting = thread.submit(tick, rival, DEFAULT_SCOPE)
+            waiting = thread.submit(tick, Store(rival))
             eventually(lambda: waits_for_a_lock(connection), "it waits for the tick's primary key")
 
             def gives_up() -> bool:
@@ -97,7 +97,7 @@ def test_two_sequencers_at_once_do_not_number_a_record_twice(
             eventually(gives_up, "it gives up", timeout_s=90)
             with pytest.raises(ServerUnavailable, match="canceling statement"):
                 waiting.result(60)
-        contended = tick(rival, DEFAULT_SCOPE)
+        contended = tick(Store(rival))
 
     assert contended.number == 1
     assert len(sequenced_ids(connection)) == contended.sequenced
@@ -113,7 +113,7 @@ def test_a_sequencer_that_loses_the_race_continues_from_the_others_tick(
             connection.execute(
                 "INSERT INTO penstock.ticks (tick, snapshot, epoch) VALUES (1, pg_current_snapshot(), 1)"
             )
-            losing = thread.submit(Sequencer(rival, DEFAULT_SCOPE).tick)
+            losing = thread.submit(Sequencer(Store(rival)).tick)
             eventually(lambda: waits_for_a_lock(connection), "it waits for the other")
         lost = losing.result(60)
 
@@ -141,7 +141,7 @@ def test_a_tick_whose_commit_fails_has_not_happened(
         "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
     stage_rows(connection, things, 3)
-    sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=prepare)
+    sequencer = Sequencer(Store(connection), prepare=prepare)
 
     with pytest.raises(RaiseException, match="refused"):
         sequencer.tick()
@@ -168,7 +168,7 @@ def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
     )
     with connect_postgres(database_url, application="lax") as lax:
         lax.execute("SET synchronous_commit = off")
-        sequencer = Sequencer(lax, DEFAULT_SCOPE, prepare=prepare)
+        sequencer = Sequencer(Store(lax), prepare=prepare)
         for _ in range(3):
             stage_rows(connection, things, 1)
             sequencer.tick()
@@ -180,13 +180,13 @@ def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
 @pytest.mark.parametrize("lost", ["DISCARD ALL", "DEALLOCATE ALL"])
 def test_a_session_that_lost_its_prepared_statements_is_usable(connection: Connection, things: Log, lost: str) -> None:
     """Guarantee 18: behind a pooler that keeps the protocol's prepared statements, and not those of SQL."""
-    sequencer = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
+    sequencer = Sequencer(Store(connection), prepare=True)
     for _ in range(3):
         stage_rows(connection, things, 2)
         assert sequencer.tick().sequenced == 2
         connection.execute(lost.encode())
 
-    idle = Sequencer(connection, DEFAULT_SCOPE, prepare=True)
+    idle = Sequencer(Store(connection), prepare=True)
     for _ in range(3):
         assert not idle.newest_tick()[1]
         connection.execute(lost.encode())
@@ -197,7 +197,7 @@ def test_a_session_that_another_sequencer_used_before_is_usable(connection: Conn
     """Guarantee 18: the other's prepared statement still exists."""
     for _ in range(2):
         stage_rows(connection, things, 2)
-        assert Sequencer(connection, DEFAULT_SCOPE, prepare=True).tick().sequenced == 2
+        assert Sequencer(Store(connection), prepare=True).tick().sequenced == 2
 
     assert sequenced_ids(connection) == [1, 2, 3, 4]
 
@@ -219,7 +219,7 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
             each.execute("SET default_transaction_isolation = serializable")
         with producer.transaction():
             producer.execute("SELECT count(*) FROM penstock.checkpoints")
-            assert Sequencer(strict, DEFAULT_SCOPE, prepare=prepare).tick().sequenced == 3
+            assert Sequencer(Store(strict), prepare=prepare).tick().sequenced == 3
             held = connection.execute(
                 "SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = %s", [strict.info.backend_pid]
             ).fetchone()
@@ -229,9 +229,9 @@ def test_a_tick_is_not_serializable_whatever_the_default_is(
 
 def test_a_small_tick_returns_its_records_inline(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, MAX_INLINE_RECORDS)
-    few = tick(connection, DEFAULT_SCOPE)
+    few = tick(Store(connection))
     stage_rows(connection, things, MAX_INLINE_RECORDS + 1)
-    many = tick(connection, DEFAULT_SCOPE)
+    many = tick(Store(connection))
 
     assert sum(batch.count for batch in few.inline_records) == MAX_INLINE_RECORDS
     assert {batch.shard: batch.last for batch in few.inline_records} == few.tails
@@ -245,7 +245,7 @@ def test_of_few_heavy_records_the_first_are_inline(connection: Connection, thing
         "SELECT 'things', i %% 2, 'k', 'a', 'o', to_jsonb(repeat('x', %s)) FROM generate_series(1, 8) i",
         [BATCH_BYTES // 2],
     )
-    done = tick(connection, DEFAULT_SCOPE)
+    done = tick(Store(connection))
 
     assert [(str(b.shard), b.first, b.count) for b in done.inline_records] == [("things/0", 1, 2)]
     assert done.tails == dict.fromkeys(things.shard_names, 4)
@@ -254,7 +254,7 @@ def test_of_few_heavy_records_the_first_are_inline(connection: Connection, thing
 def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> None:
     """It takes no transaction id: an idle pipeline costs one query."""
     stage_rows(connection, things, 5)
-    sequencer = Sequencer(connection, DEFAULT_SCOPE)
+    sequencer = Sequencer(Store(connection))
     sequencer.tick()
     before = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
     for _ in range(20):
@@ -266,7 +266,7 @@ def test_an_idle_tick_writes_nothing(connection: Connection, things: Log) -> Non
 
 def test_a_backlog_is_split_into_journal_rows_of_bounded_size(connection: Connection, things: Log) -> None:
     stage_rows(connection, things, 5000)
-    done = tick(connection, DEFAULT_SCOPE)
+    done = tick(Store(connection))
 
     sizes = [row[2] - row[1] + 1 for row in connection.execute(JOURNAL)]
     assert (done.sequenced, max(sizes), sum(sizes)) == (5000, JOURNAL_CHUNK, 5000)
@@ -277,11 +277,11 @@ def test_a_backlog_is_split_into_journal_rows_of_bounded_size(connection: Connec
 
 def test_an_identity_cache_is_refused(connection: Connection) -> None:
     """Guarantee 2: CACHE 50 puts the changes of one key out of order within a connection pool."""
-    check_identity_cache(connection, DEFAULT_SCOPE)
+    check_identity_cache(Store(connection))
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN id SET CACHE 50")
 
     with pytest.raises(UnsafeSetting, match="SET CACHE 1"):
-        check_identity_cache(connection, DEFAULT_SCOPE)
+        check_identity_cache(Store(connection))
 
 
 def test_a_prepared_transaction_delays_only_itself(connection: Connection, things: Log) -> None:
@@ -291,6 +291,6 @@ def test_a_prepared_transaction_delays_only_itself(connection: Connection, thing
     connection.execute("PREPARE TRANSACTION 'waits'")
     stage_rows(connection, things, 2)
 
-    assert tick(connection, DEFAULT_SCOPE).sequenced == 2
+    assert tick(Store(connection)).sequenced == 2
     connection.execute("COMMIT PREPARED 'waits'")
-    assert tick(connection, DEFAULT_SCOPE).sequenced == 1
+    assert tick(Store(connection)).sequenced == 1

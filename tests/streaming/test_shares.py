@@ -20,10 +20,11 @@ from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline, Queue
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.engines import inline
 from penstock.errors import InvalidSetting
 from penstock.operating.status.gathering import status
-from penstock.records import DEFAULT_SCOPE, Record, Shard, ShardName
+from penstock.records import Record, Shard, ShardName
 from penstock.streaming import Share, Streamer, tick
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.streaming.share import ShardTakeover, TickTakeover, parse_share
@@ -74,7 +75,7 @@ def await_records(logged: ReadLog, things: Log, records: int) -> None:
 
 
 def stopped_shards(connection: Connection, client: redis.Redis) -> list[str]:
-    return [str(each.shard) for each in status(connection, client).faults.stopped]
+    return [str(each.shard) for each in status(Store(connection), client).faults.stopped]
 
 
 def check_whole(log: Mapping[ShardName, list[Record]], records: int) -> None:
@@ -202,7 +203,7 @@ def test_an_idle_part_asks_postgres_once_a_round_and_redis_nothing(
     stage_rows(connection, things, 20)
     first.round()
     second.round()
-    asked = second.opened().connection.pgconn
+    asked = second.opened().store.connection.pgconn
     before = redis_client.info("stats")["total_commands_processed"]
     with (tmp_path / "trace").open("wb") as trace:
         asked.trace(trace.fileno())
@@ -260,7 +261,7 @@ def test_the_shards_of_a_missing_streamer_are_taken_over_and_given_back(
         before = logged(things)
 
         stage_rows(connection, things, MANY, "later")
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
 
         def has_published_its_share() -> bool:
             second.round()
@@ -384,7 +385,7 @@ def test_a_stopped_shard_that_another_streamer_has_noted_stays_noted(
 
     first.opened().publisher.unusable.check_now()
     first.upkeep.reopen()
-    first.upkeep.note_faults(connection, first.opened().publisher, sequences=True)
+    first.upkeep.note_faults(Store(connection), first.opened().publisher, sequences=True)
     assert stopped_shards(connection, redis_client) == ["things/1"]
     second.opened().publisher.unusable.check_now()
     redis_client.delete(stream)

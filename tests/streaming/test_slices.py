@@ -14,6 +14,7 @@ from fixtures.flow import running, stage_rows
 from penstock import Log, Pipeline
 from penstock.database import transactions
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import ServerUnavailable
 from penstock.journal.journal_reader import missed_records
 from penstock.reconciling.cut import cut
@@ -98,7 +99,7 @@ def sliced(connection: Connection, most: int) -> Sequencer:
     """A sequencer whose ticks have failed before."""
     limited = Slices()
     limited.most = most
-    return Sequencer(connection, DEFAULT_SCOPE, slices=limited)
+    return Sequencer(Store(connection), slices=limited)
 
 
 def journaled_in_order(connection: Connection) -> None:
@@ -128,10 +129,10 @@ def test_slices_sequence_what_one_tick_would_and_keep_the_order_of_each_key(
                 sequencer.tick()
                 producers.step()
                 if random.random() < 0.1:
-                    tick(connection, DEFAULT_SCOPE)
+                    tick(Store(connection))
                 if random.random() < 0.1:
                     check_cut(database_url)
-                assert missed_records(connection, DEFAULT_SCOPE) == []
+                assert missed_records(Store(connection)) == []
         producers.finish()
         sequencer = sliced(connection, 3)
         while sequencer.tick().sequenced:
@@ -179,7 +180,7 @@ def test_transactions_that_were_open_at_the_last_tick_are_divided_like_others(
         for number in range(10):
             stage_rows(stack.enter_context(psycopg.connect(database_url)), things, 1, f"{number} ")
         stage_rows(connection, things, 1)
-        assert tick(connection, DEFAULT_SCOPE).sequenced == 1
+        assert tick(Store(connection)).sequenced == 1
     sequencer = sliced(connection, 2)
     sizes = [sequencer.tick().sequenced for _ in range(10)]
 
@@ -195,7 +196,7 @@ def test_a_slice_after_another_sequencers_tick_does_nothing(
     with connect_postgres(database_url, application="sliced") as slow:
         sequencer = sliced(slow, 5)
         first = sequencer.tick()
-        rest = tick(connection, DEFAULT_SCOPE)
+        rest = tick(Store(connection))
         stage_rows(connection, things, 1, "new")
         last = sequencer.tick()
 
@@ -244,7 +245,7 @@ def test_a_backlog_that_exceeds_the_statement_timeout_is_delayed_and_not_stuck(
     stage_many(connection, 250, 1000)
     limit(0.05)
     with connect_postgres(database_url, application="limited") as limited, capture_logs() as logs:
-        sequencer = Sequencer(limited, DEFAULT_SCOPE)
+        sequencer = Sequencer(Store(limited))
         eventually(lambda: went_on(sequencer) and tail(connection) == 250_000, "all is sequenced")
 
     failed = [each for each in logs if each["event"] == "tick failed"]
@@ -298,7 +299,7 @@ def test_a_transaction_that_is_too_large_for_a_slice_is_named(connection: Connec
     stage_many(connection, 1, 40_000)
     connection.execute(LIMIT.format(act="pg_cancel_backend").encode())
     with connect_postgres(database_url, application="limited") as limited:
-        sequencer = Sequencer(limited, DEFAULT_SCOPE)
+        sequencer = Sequencer(Store(limited))
         for _ in range(2):
             with pytest.raises(ServerUnavailable, match=r"sequencing 40,000 records.*QueryCanceled"):
                 sequencer.tick()

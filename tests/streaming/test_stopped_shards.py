@@ -17,11 +17,12 @@ from penstock.channels.isolation import ShardError
 from penstock.channels.log.streams import read
 from penstock.clients import DirtyList
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DamagedIck, DamagedJournal, ForeignLog, ForeignQueue
 from penstock.operating.doctor.diagnosis import diagnose, worst
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
-from penstock.records import DEFAULT_SCOPE, Offset, Shard, ShardName
+from penstock.records import Offset, Shard, ShardName
 from penstock.streaming import Streamer, tick
 
 pytestmark = [
@@ -116,7 +117,7 @@ def delete_published_journal(connection: Connection, _: redis.Redis) -> None:
 def delete_hole(connection: Connection, _: redis.Redis) -> None:
     for _number in range(3):
         insert(connection, 0)
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
     connection.execute(
         "DELETE FROM penstock.journal WHERE channel = 'things' AND shard = 0 AND first_offset = "
         "(SELECT max(first_offset) - 1 FROM penstock.journal WHERE channel = 'things' AND shard = 0)"
@@ -125,13 +126,13 @@ def delete_hole(connection: Connection, _: redis.Redis) -> None:
 
 def delete_record(connection: Connection, _: redis.Redis) -> None:
     insert(connection, 0)
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     connection.execute("DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)")  # fmt: skip
 
 
 def spoil_record(connection: Connection, _: redis.Redis) -> None:
     insert(connection, 0)
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     connection.execute("UPDATE penstock.staged_records SET created_at = 'infinity' WHERE id = (SELECT max(id) FROM penstock.staged_records)")  # fmt: skip
 
 
@@ -187,9 +188,9 @@ def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
     [stopped] = [each for each in logs if each["event"] == "shard unusable"]
     assert stopped["shard"] == shard
     assert re.search(reason, stopped["reason"]), stopped["reason"]
-    [shown] = status(connection, redis_client).faults.stopped
+    [shown] = status(Store(connection), redis_client).faults.stopped
     assert str(shown.shard) == shard
-    results = diagnose(connection, redis_client)
+    results = diagnose(Store(connection), redis_client)
     assert worst(results) == "error"
     assert shard in "".join(r.message for r in results if r.check == "stopped shards")
 
@@ -213,7 +214,7 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
         for _ in range(3):
             streamer.round()
             refresh_now(streamer)
-        assert len(status(connection, redis_client).faults.stopped) == 1
+        assert len(status(Store(connection), redis_client).faults.stopped) == 1
         assert [e["event"] for e in logs if "usable" in e["event"]] == [
             "shard unusable"
         ]  # however often it was checked
@@ -225,7 +226,7 @@ def test_a_mended_shard_is_taken_back_and_loses_nothing(
             refresh_now(streamer)
             streamer.round()
 
-    assert status(connection, redis_client).faults.stopped == ()
+    assert status(Store(connection), redis_client).faults.stopped == ()
     assert [e["event"] for e in logs if "usable" in e["event"]] == ["shard unusable", "shard usable again"]
     records = logged(things)[things.shard_names[0]]
     assert [r.offset for r in records] == list(range(1, len(records) + 1))
@@ -326,7 +327,7 @@ def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
     streamer.round()
     refresh_now(streamer)
     streamer.round()
-    assert status(connection, redis_client).faults.stopped == ()
+    assert status(Store(connection), redis_client).faults.stopped == ()
     assert reset_epoch(connection, redis_client, flow).reason is None
 
 
@@ -411,5 +412,5 @@ def test_a_bad_shard_does_not_slow_the_others(
             hurt = measure_p99(connection, redis_client)
 
     record_property("p99 ratio", hurt / calm)
-    assert [str(each.shard) for each in status(connection, redis_client).faults.stopped] == [shard]
+    assert [str(each.shard) for each in status(Store(connection), redis_client).faults.stopped] == [shard]
     assert hurt <= 2 * calm, f"calm {calm:.1f} ms, with the fault {hurt:.1f} ms"

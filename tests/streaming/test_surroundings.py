@@ -92,11 +92,11 @@ def test_nothing_depends_on_the_state_of_a_session(
     for number in range(10):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
-        psycopg.Cursor(streamer.opened().connection).execute("DISCARD ALL")
+        psycopg.Cursor(streamer.opened().store.connection).execute("DISCARD ALL")
     streamer.drain()
     worker.drain()
 
-    prepared = streamer.opened().connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+    prepared = streamer.opened().store.connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
     streamer.close()
     worker.close()
     assert prepared == (0,)

@@ -11,6 +11,7 @@ from penstock import Log
 from penstock.channels.isolation import ShardError
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.errors import AppendRefused, CodecMissing, DamagedIck, DamagedJournal, ForeignLog, UnpublishableRecord
 from penstock.observer import Observers, ShardStopped
 from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
@@ -124,22 +125,22 @@ def test_an_offset_that_the_log_has_is_not_given_out_again(
     connection: Connection, redis_client: redis.Redis, deleted: int, *, hears_tick: bool, is_damaged: bool
 ) -> None:
     """Guarantee 3: the newest rows of the journal were deleted; the next record is given the offset of another one."""
-    register_channel(connection, DEFAULT_SCOPE, Log("things", shards=2))
-    publisher = Publisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1))
+    register_channel(Store(connection), Log("things", shards=2))
+    publisher = Publisher(Store(connection), redis_client, epoch=Epoch(1))
     publisher.refresh()
     for _ in range(3):
         connection.execute(STAGE, [1])
-        publisher.ends.advance_target(tick(connection, DEFAULT_SCOPE).tails)
+        publisher.ends.advance_target(tick(Store(connection)).tails)
     assert publisher.publish().added == 3
     connection.execute("DELETE FROM penstock.journal WHERE first_offset > 3 - %s", [deleted])
     connection.execute(STAGE, [1])
-    ticked = tick(connection, DEFAULT_SCOPE)
+    ticked = tick(Store(connection))
     if hears_tick:
         publisher.ends.advance_target(ticked.tails, ticked.firsts)
         assert (SHARD in publisher.unusable) == is_damaged, "before anything is sent"
     else:
         if deleted == 3:  # one that has heard nothing yet
-            publisher = Publisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1))
+            publisher = Publisher(Store(connection), redis_client, epoch=Epoch(1))
         publisher.refresh()
 
     assert publisher.publish(ticked.inline_records).added == (0 if is_damaged else 1)
@@ -151,10 +152,10 @@ def test_an_offset_that_the_log_has_is_not_given_out_again(
 
 def test_a_slice_that_fails_leaves_the_target_as_it_was(connection: Connection, redis_client: redis.Redis) -> None:
     """The next one goes on, and takes the other shards first or last: none waits for ever."""
-    register_channel(connection, DEFAULT_SCOPE, Log("things", shards=2))
+    register_channel(Store(connection), Log("things", shards=2))
     connection.execute(STAGE, [5])
     connection.execute(STAGE.replace("'things', 0", "'things', 1"), [5])
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
     publisher = SlicePublisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1), most=4)
     publisher.refresh()
     redis_client.config_set("maxmemory", "1")

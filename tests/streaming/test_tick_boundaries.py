@@ -6,7 +6,7 @@ from fixtures.crash_points import at_crash_points
 from fixtures.flow import ReadLog, stage_rows
 from penstock import Log
 from penstock.database.connections import Connection, connect_postgres
-from penstock.records import DEFAULT_SCOPE
+from penstock.database.store import Store
 from penstock.streaming import Streamer
 from penstock.streaming.sequencer import tick
 
@@ -29,13 +29,13 @@ def test_a_transaction_that_is_exactly_the_snapshots_xmax_is_sequenced(
     with connect_postgres(database_url, application="open") as other, other.transaction():
         stage_rows(other, things, 1, "open")
         [(xid,)] = other.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
-        assert tick(connection, DEFAULT_SCOPE).sequenced == 1
+        assert tick(Store(connection)).sequenced == 1
         [(xmax,)] = connection.execute(
             "SELECT pg_snapshot_xmax(snapshot)::text::bigint FROM penstock.ticks ORDER BY tick DESC LIMIT 1"
         ).fetchall()
         assert xid == xmax
 
-    assert tick(connection, DEFAULT_SCOPE).sequenced == 1
+    assert tick(Store(connection)).sequenced == 1
 
 
 def test_ids_within_a_tick_are_in_order_whatever_the_order_of_the_rows(connection: Connection, things: Log) -> None:
@@ -45,7 +45,7 @@ def test_ids_within_a_tick_are_in_order_whatever_the_order_of_the_rows(connectio
         "OVERRIDING SYSTEM VALUE "
         "SELECT id, 'things', 0, 'k', 'insert', 'thing', '{}' FROM unnest(ARRAY[5, 2, 4, 1, 3]) AS id"
     )
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
 
     assert journaled(connection) == [1, 2, 3, 4, 5]
 
@@ -62,7 +62,7 @@ def test_a_tick_across_a_boundary_of_its_arrays_keeps_the_order_of_ids(
             connection.execute(f"SELECT setval({sequence}, {at})".encode())
             stage_rows(connection, things, 7, f"{at} ")
             stage_rows(early, things, 2, f"early {at} ")
-    tick(connection, DEFAULT_SCOPE)
+    tick(Store(connection))
 
     ids = journaled(connection)
     assert len(ids) == 18

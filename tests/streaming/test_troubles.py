@@ -15,6 +15,7 @@ from penstock import Log, Pipeline
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
 from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.observer import TroubleReport
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.streaming import Streamer
@@ -99,7 +100,7 @@ def test_a_halt_that_comes_back_is_told_again(
 ) -> None:
     fail("one")
     watch.look()
-    reset_checkpoint(connection, "halts", resume=True, apply=True)
+    reset_checkpoint(Store(connection), "halts", resume=True, apply=True)
     watch.look()
     reported.clear()
 
@@ -130,7 +131,7 @@ def test_a_report_is_forgotten_once_its_trouble_has_ended(connection: Connection
         rows = [(kind, subject, "why") for kind in remain for subject in subjects]
         cursor.executemany("INSERT INTO penstock.troubles (kind, subject, detail) VALUES (%s, %s, %s)", rows)
 
-    connection.execute(statements("penstock.streaming", "penstock")["forget_troubles"])
+    connection.execute(statements("penstock")["forget_troubles"])
 
     left = connection.execute("SELECT kind, subject FROM penstock.troubles").fetchall()
     assert {*left} == {(kind, subject) for kind, some in remain.items() for subject in some}

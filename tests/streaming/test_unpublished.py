@@ -14,8 +14,9 @@ from fixtures.flow import drop_limits
 from penstock.channels.batch_outcomes import Batch
 from penstock.channels.isolation import ShardError
 from penstock.database.connections import Connection
+from penstock.database.store import Store
 from penstock.errors import DamagedJournal
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
+from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
 SHARD = ShardName("things", Shard(0))
@@ -134,8 +135,7 @@ def read(
     """The batches that come after an offset, up to the journal's end; and the errors of the shard."""
     errors: list[ShardError] = []
     reading = unpublished(
-        connection,
-        DEFAULT_SCOPE,
+        Store(connection),
         {SHARD: Offset(max(world.rows()))},
         {SHARD: Offset(after)},
         epoch=Epoch(3),

@@ -22,7 +22,7 @@ from penstock.consuming.queue.prefetch import Prefetch, find_working
 from penstock.consuming.queue.worker_slots import HungSlots, WorkerSlot
 from penstock.declaring.declarations import WorkerSpec
 from penstock.errors import HandlerExited, HandlerHung, ServerReplaced, ServerUnavailable
-from penstock.records import DEFAULT_SCOPE, RecordId, Shard, ShardName
+from penstock.records import RecordId, Shard, ShardName
 
 LONG_S = 1000.0
 JOBS = ShardName("jobs", Shard(0))
@@ -223,7 +223,7 @@ def test_more_is_read_for_slots_with_short_jobs_and_nothing_for_those_that_are_a
 
 
 def test_results_are_collected_once_and_counts_are_kept_if_they_cannot_be_written() -> None:
-    outbox, counts, halted = Outbox(), JobCounts(make_worker(), DEFAULT_SCOPE), make_lease("9")
+    outbox, counts, halted = Outbox(), JobCounts(make_worker()), make_lease("9")
     ends = [
         make_ended(make_lease(str(number)), **done)
         for number, done in enumerate(({"applied": 1}, {"cancelled": 1}, {"skipped": 1}, {"dead": 1}, {"retried": 1}))
@@ -259,7 +259,7 @@ def test_a_job_that_failed_is_to_come_back_until_it_has_ended_anew_or_another_wo
     comes_back: bool,  # noqa: FBT001
     is_retrying: bool,  # noqa: FBT001
 ) -> None:
-    counts, lease = JobCounts(make_worker(), DEFAULT_SCOPE), make_lease()
+    counts, lease = JobCounts(make_worker()), make_lease()
     settlement = lease.held.settlement("retry")
     ended = Ended(lease, Counts(), settlement, comes_back=comes_back)
     object.__setattr__(settlement, "delay_s", delay_s)
@@ -349,7 +349,7 @@ class Writer:
 
 
 def test_notes_of_a_job_are_its_last_attempts_and_its_newest_progress_and_no_more_than_may_wait() -> None:
-    notes, writer = JobNotes("jobs", DEFAULT_SCOPE), Writer()
+    notes, writer = JobNotes("jobs"), Writer()
     for attempt in range(1, MAX_ATTEMPTS + 3):
         lease = make_lease("7", attempts=attempt)
         notes.note_attempt(Ended(lease, Counts(retried=1), None, error=f"E{attempt}"))

@@ -23,7 +23,8 @@ from penstock.channels.log.stream_entries import NAMES
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Place, Shard, ShardName
+from penstock.database.store import Store
+from penstock.records import Epoch, Offset, Place, Shard, ShardName
 from penstock.streaming import tick
 from penstock.streaming.publisher import Publisher
 from penstock.verifying import bounds
@@ -97,10 +98,10 @@ class World:
 @pytest.fixture
 def world(request: pytest.FixtureRequest, connection: Connection, redis_client: redis.Redis, verified: Verify) -> World:
     kind = getattr(request, "param", "plain")
-    register_channel(connection, DEFAULT_SCOPE, CHANNELS[kind])
+    register_channel(Store(connection), CHANNELS[kind])
     for _ in range(TICKS):
         connection.execute(STAGE)
-        tick(connection, DEFAULT_SCOPE)
+        tick(Store(connection))
     made = World(kind, connection, redis_client, verified, connection.execute(READ).fetchall())
     made.fill()
     return made
@@ -293,7 +294,7 @@ def test_newer_records_of_the_same_keys_overtake_none_elsewhere(world: World, el
         "UPDATE penstock.journal SET first_offset = first_offset + 10, last_offset = last_offset + 10"
     )
     world.connection.execute(STAGE.replace("'things', 0", elsewhere).encode())
-    tick(world.connection, DEFAULT_SCOPE)
+    tick(Store(world.connection))
     world.connection.execute(
         "UPDATE penstock.journal SET first_offset = 1, last_offset = 2 WHERE record_ids[1] > %s", [world.rows[-1][0]]
     )
@@ -305,7 +306,7 @@ def test_newer_records_of_the_same_keys_overtake_none_elsewhere(world: World, el
 @pytest.mark.parametrize("world", CHANNELS, indirect=True)
 def test_a_staged_row_of_another_shard_is_right_once_the_number_of_shards_was_changed(world: World) -> None:
     """That of its own channel: the journal alone decides then.  Of another channel, it is wrong still."""
-    register_channel(world.connection, DEFAULT_SCOPE, Log("others", shards=1))
+    register_channel(Store(world.connection), Log("others", shards=1))
     world.execute("UPDATE penstock.staged_records SET shard = 2 WHERE id = %(id)s", 2)
     for resharded, found in (("others", [(FindingKind.CHANGED, "staged", 2, 1)]), ("things", [])):
         change = "UPDATE penstock.channels SET generations = '{2}', first_shard = 1 WHERE channel = %s"
@@ -373,8 +374,8 @@ def test_a_record_of_any_values_is_the_one_that_was_published(world: World) -> N
             "SELECT 'things', 0, k, k, k, d::jsonb, h::jsonb, t::timestamptz FROM (SELECT %s, %s, %s, %s) r (k, d, h, t)",
             values,
         )
-    tick(world.connection, DEFAULT_SCOPE)
-    publisher = Publisher(world.connection, world.client, DEFAULT_SCOPE, epoch=Epoch(1))
+    tick(Store(world.connection))
+    publisher = Publisher(Store(world.connection), world.client, epoch=Epoch(1))
     publisher.refresh()
     assert publisher.publish().added == len(rows)
 
@@ -393,7 +394,7 @@ def test_a_record_of_a_shard_that_nobody_reads_is_found(
 ) -> None:
     """What is registered counts; of a channel that is not, what is declared."""
     world.connection.execute(STAGE.replace("0,", "1,").replace("(1, 2)", "(1, 1)").encode())
-    tick(world.connection, DEFAULT_SCOPE)
+    tick(Store(world.connection))
     change = (
         "DELETE FROM penstock.channels" if not registered else f"UPDATE penstock.channels SET shards = {registered}"
     )
@@ -409,7 +410,7 @@ def test_a_log_that_is_beyond_its_journal_makes_up_for_no_other_one(world: World
     """What is not published yet is counted by shard."""
     world.connection.execute(STAGE.replace("0,", "1,").encode())
     world.connection.execute("UPDATE penstock.channels SET shards = 2")
-    tick(world.connection, DEFAULT_SCOPE)
+    tick(Store(world.connection))
     fields: Any = entry_of_a_record(999_999)
     world.client.xadd(STREAM, fields, id=f"{RECORDS + 1}-0")
     done = world.verified()

@@ -14,8 +14,9 @@ from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import InvalidSetting
-from penstock.records import DEFAULT_SCOPE, Offset, Record, Shard, ShardName
+from penstock.records import Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.verifying.comparing import FindingKind, VerificationRange
 from penstock.verifying.verification import OFFSETS_A_READ, offsets_a_read
@@ -117,7 +118,7 @@ def test_large_records_are_read_a_few_at_a_time(
 
     def offsets(shard: int) -> int:
         wanted = VerificationRange(ShardName("things", Shard(shard)), 0, 1, 1)
-        return offsets_a_read(connection, DEFAULT_SCOPE, wanted)
+        return offsets_a_read(Store(connection), wanted)
 
     assert offsets(0) == 15
     assert offsets(1) == OFFSETS_A_READ
@@ -352,7 +353,7 @@ def test_unpublished_records_are_not_findings(
     consumed: Connection, verified: Verify, things: Log, flow: Pipeline, database_url: str
 ) -> None:
     stage_rows(consumed, things, 10)
-    tick(consumed, DEFAULT_SCOPE)
+    tick(Store(consumed))
     stage_rows(consumed, things, 10)
     done = verified()
 

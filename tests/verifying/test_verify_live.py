@@ -18,6 +18,7 @@ from penstock import Ick, Log, Pipeline
 from penstock.clients import DirtyList
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer, tick
 from penstock.testing import eventually
@@ -75,7 +76,7 @@ def test_lost_and_overlooked_marks_of_an_ick_are_found(marked: Connection, verif
 
 def test_members_that_are_not_marked_yet_count_as_unpublished(marked: Connection, verified: Verify) -> None:
     mark_changed(marked, ["d1", "d2"])
-    tick(marked, DEFAULT_SCOPE)
+    tick(Store(marked))
     done = verified()
 
     assert (done.clean, done.records, done.unpublished) == (True, 162, 2)
@@ -103,12 +104,12 @@ def test_a_log_on_a_cluster_is_read_and_compared(
         stage_rows(documents, things, 40)
         mark_changed(documents, ["d1", "d2"])
         streaming.drain()
-    examiner = InlineExaminer(documents, cluster.url, DEFAULT_SCOPE)
+    examiner = InlineExaminer(Store(documents), cluster.url)
     with connect_redis(cluster.url) as client:
-        sound = verify(documents, client, examiner)
+        sound = verify(Store(documents), client, examiner)
         [(entry_id, fields)] = client.xrevrange(LOG, count=1)
         client.xdel(LOG, entry_id)
-        wrong = only(verify(documents, client, examiner))
+        wrong = only(verify(Store(documents), client, examiner))
 
     assert (sound.findings, sound.records) == ([], 42)
     assert (wrong.kind, wrong.offset) == (FindingKind.MISSING, int(fields[b"first"]))
@@ -157,7 +158,7 @@ def at_work(
 def examiner(request: pytest.FixtureRequest, connection: Connection, database_url: str, redis_url: str) -> Examiner:
     """What reads and compares while everything runs: one process, or tasks of Spark."""
     if request.param == "inline":
-        return InlineExaminer(connection, redis_url, DEFAULT_SCOPE)
+        return InlineExaminer(Store(connection), redis_url)
     from penstock.spark.reconcile.log_examiner import SparkExaminer  # noqa: PLC0415  for Spark alone
 
     spark = request.getfixturevalue("spark")
@@ -175,7 +176,7 @@ def test_there_is_no_false_alarm_under_load(
     compared = 0
     for _ in range(runs):
         before = at_work()
-        done = verify(connection, redis_client, examiner)
+        done = verify(Store(connection), redis_client, examiner)
         assert done.findings == []
         compared += done.records
         eventually(lambda: at_work() > before, "retention is at work")  # noqa: B023  used at once

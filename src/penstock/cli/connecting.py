@@ -17,10 +17,10 @@ from penstock.channels.server import connect_redis, redis_errors
 from penstock.cli.command import find_pipeline
 from penstock.cli.render import say
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.embedded.directories import check_own, read_own, url_file
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.pipeline import Pipeline, get_scope
-from penstock.records import Scope
 from penstock.schema.initialise import initialise
 from penstock.schema.revisions import check_revision
 from penstock.settings import Settings
@@ -119,10 +119,9 @@ def _answer(database_url: str, redis_url: str) -> bool:
 class Connections:
     """Connections and settings of a command; there is no pipeline without ``--app``, and the scope is then the default."""
 
-    connection: Connection
+    store: Store
     client: RedisClient
     pipeline: Pipeline | None
-    scope: Scope
     urls: Servers
 
     def connect(self) -> Connection:
@@ -140,5 +139,6 @@ def open_connections(settings: Settings, application: str) -> Iterator[Connectio
         connect_postgres(urls.database_url, application=application, prepare=settings.prepare) as connection,
         connect_redis(urls.redis_url) as client,
     ):
-        check_revision(connection, scope)
-        yield Connections(connection, client, pipeline, scope, urls)
+        store = Store(connection, scope)
+        check_revision(store)
+        yield Connections(store, client, pipeline, urls)

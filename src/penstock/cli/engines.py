@@ -102,14 +102,14 @@ def _why_without_spark() -> str | None:
 @contextmanager
 def open_examiner(settings: Settings, servers: Connections) -> Iterator[Examiner]:
     """An examiner on the chosen engine: inline, unless Spark or settings of Spark were given."""
-    urls, scope = servers.urls, servers.scope
+    urls, store = servers.urls, servers.store
     if not _is_spark_chosen(settings):
-        yield InlineExaminer(servers.connection, urls.redis_url, scope)
+        yield InlineExaminer(store, urls.redis_url)
         return
     with start_spark(settings, "verifying on Spark") as spark:
         from penstock.spark.reconcile.log_examiner import SparkExaminer  # noqa: PLC0415  an optional extra
 
-        yield SparkExaminer(spark, urls.database_url, urls.redis_url, scope)
+        yield SparkExaminer(spark, urls.database_url, urls.redis_url, store.scope)
 
 
 @contextmanager

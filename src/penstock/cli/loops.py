@@ -163,7 +163,7 @@ def run_loop(loop: Runner[Any], stop: Stop, report: Callable[[Any], None], *, dr
 def raise_if_stopped(settings: Settings, pipeline: Pipeline, name: str) -> None:
     """Raises ``Halted`` or ``Paused``: a drain that leaves stopped shards behind is not a success."""
     with open_connections(settings, f"consumer {name}") as servers:
-        found = status(servers.connection, servers.client, pipeline)
+        found = status(servers.store, servers.client, pipeline)
     for each in found.consumers:
         if each.consumer == name and (pause := found.find_pause(each)) is not None:
             raise Paused(f"{pause}. Nothing was applied since; go on: {pause.how_to_resume}")

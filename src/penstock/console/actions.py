@@ -7,8 +7,8 @@ the console does not have unless it was given one.  Nothing here calls a handler
 import hashlib
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from urllib.parse import quote
@@ -18,9 +18,8 @@ import structlog
 from penstock.console.access import Right, Visitor
 from penstock.console.reading import ConnectionPool
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, PauseKind, read_pauses
+from penstock.database.store import Store
 from penstock.display import format_count, to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
@@ -32,7 +31,7 @@ from penstock.operating.pausing import check_pausable, find_last_action, note_ac
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.parsing import find_number
 from penstock.pipeline import Pipeline, get_scope
-from penstock.records import Offset, Place, Scope, Shard, ShardName
+from penstock.records import Offset, Place, Shard, ShardName
 
 log = structlog.get_logger("penstock.console")
 
@@ -68,7 +67,7 @@ class Action:
 
     name: str
     right: Right
-    plan: Callable[[Connection, Scope, Given], Plan]
+    plan: Callable[[Store, Given], Plan]
 
 
 class ChangedPlan(Exception):
@@ -89,38 +88,36 @@ class Acting:
 
     def plan(self, action: Action, given: Given) -> Plan:
         """What an action would do."""
-        with self._connection() as connection:
-            return self._plan(action, connection, given)
+        with self._store() as store:
+            return self._plan(action, store, given)
 
     def carry_out(self, action: Action, visitor: Visitor, given: Given) -> str:
         """Does it, if the plan is still the one that was shown, and was confirmed; returns the page to go to."""
-        with self._connection() as connection:
-            plan = self._plan(action, connection, given)
+        with self._store() as store:
+            plan = self._plan(action, store, given)
             if given.get("digest") != plan.digest:
                 raise ChangedPlan("This has changed since the plan was shown. Here is the new one.")
             if given.get("confirm", "") != plan.confirm:
                 raise ChangedPlan(f"Nothing was done: type {plan.confirm} to confirm.")
-            with postgres_errors(plan.title), connection.transaction():
+            with store.transaction(plan.title):
                 plan.act(visitor.name)
-                note_action(connection, visitor.name, plan.title, plan.command, scope=self._scope)
+                note_action(store, visitor.name, plan.title, plan.command)
             deque(plan.rest, maxlen=0)
         log.warning(
             "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n not in KINDS}
         )
         return plan.back
 
-    def _plan(self, action: Action, connection: Connection, given: Given) -> Plan:
-        plan = action.plan(connection, self._scope, given)
-        return replace(plan, last=find_last_action(connection, plan.title, scope=self._scope))
+    def _plan(self, action: Action, store: Store, given: Given) -> Plan:
+        plan = action.plan(store, given)
+        return replace(plan, last=find_last_action(store, plan.title))
 
-    @property
-    def _scope(self) -> Scope:
-        return get_scope(self.pipeline)
-
-    def _connection(self) -> AbstractContextManager[Connection]:
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
         if self.pool is None:
             raise Refused("this console only reads: it was given no login for acting (--acting-database-url)")
-        return self.pool.connection()
+        with self.pool.connection() as connection:
+            yield Store(connection, get_scope(self.pipeline))
 
 
 def _field(given: Given, name: str) -> str:
@@ -143,10 +140,10 @@ def _page(kind: str, name: str) -> str:
     return f"/{kind}s/{quote(name, safe='')}"
 
 
-def _plan_pause(connection: Connection, scope: Scope, given: Given) -> Plan:
+def _plan_pause(store: Store, given: Given) -> Plan:
     kind, name = _kind(given), _field(given, "name")
-    check_pausable(connection, kind, name, scope=scope)
-    before = _find_pause(connection, scope, kind, name)
+    check_pausable(store, kind, name)
+    before = _find_pause(store, kind, name)
     reason = shlex.quote(given["reason"]) if given.get("reason") else "…"
     return Plan(
         f"Pause {kind} {name}",
@@ -158,18 +155,18 @@ def _plan_pause(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"penstock {kind}s pause {name} --reason {reason}",
         {"kind": kind, "name": name},
         _page(kind, name),
-        lambda by: pause(connection, kind, name, reason=given.get("reason", ""), by=by, scope=scope),
+        lambda by: pause(store, kind, name, reason=given.get("reason", ""), by=by),
         asks_reason=True,
     )
 
 
-def _find_pause(connection: Connection, scope: Scope, kind: PauseKind, name: str) -> Pause | None:
-    return next((each for each in read_pauses(connection, scope) if (each.kind, each.name) == (kind, name)), None)
+def _find_pause(store: Store, kind: PauseKind, name: str) -> Pause | None:
+    return next((each for each in read_pauses(store) if (each.kind, each.name) == (kind, name)), None)
 
 
-def _plan_resume(connection: Connection, scope: Scope, given: Given) -> Plan:
+def _plan_resume(store: Store, given: Given) -> Plan:
     kind, name = _kind(given), _field(given, "name")
-    if (found := _find_pause(connection, scope, kind, name)) is None:
+    if (found := _find_pause(store, kind, name)) is None:
         raise Unknown(f"{kind} {name} is not paused")
     changes = (str(found), "It goes on within a second, where it was.")
     return Plan(
@@ -178,23 +175,23 @@ def _plan_resume(connection: Connection, scope: Scope, given: Given) -> Plan:
         found.how_to_resume,
         {"kind": kind, "name": name},
         _page(kind, name),
-        lambda _: resume(connection, kind, name, scope=scope),
+        lambda _: resume(store, kind, name),
     )
 
 
-def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
+def _plan_go_on(store: Store, given: Given) -> Plan:
     name = _field(given, "name")
-    moves = [each for each in reset_checkpoint(connection, name, resume=True, scope=scope) if each.resumes]
+    moves = [each for each in reset_checkpoint(store, name, resume=True) if each.resumes]
     if not moves:
         raise Unknown(f"no shard of {name} is halted")
-    for shard, reason in find_halts(connection, name, scope=scope):
+    for shard, reason in find_halts(store, name):
         # Some effects are in the database already, or records are missing: the reason says how to go on.
         if "penstock " in reason:
             raise Refused(
                 f"{name} is halted in {shard} for a reason that names another way, and must not simply go on: penstock status says what to type"
             )
     changes = [f"{each.channel}/{each.shard} goes on behind offset {each.after}" for each in moves]
-    if letters.newest(connection, letters.LetterFilter(name), limit=1, scope=scope):
+    if letters.newest(store, letters.LetterFilter(name), limit=1):
         retry = f"penstock dead-letters retry {name} --all"
         changes.append(f"It has dead letters: to keep the order of their keys, retry them before: {retry}")
     return Plan(
@@ -203,7 +200,7 @@ def _plan_go_on(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"penstock reset checkpoint {name} --resume --apply",
         {"name": name},
         _page("consumer", name),
-        lambda _: reset_checkpoint(connection, name, resume=True, apply=True, scope=scope),
+        lambda _: reset_checkpoint(store, name, resume=True, apply=True),
     )
 
 
@@ -217,8 +214,8 @@ MAX_CANCELLED = 1_000
 """Jobs of one request; another one takes the next."""
 
 
-def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
-    letter = _find_letter(connection, scope, given)
+def _plan_retry(store: Store, given: Given) -> Plan:
+    letter = _find_letter(store, given)
     command = f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
     if letter.superseded_by:
         raise Refused(
@@ -236,20 +233,20 @@ def _plan_retry(connection: Connection, scope: Scope, given: Given) -> Plan:
         command + (" --parked" if letter.parked else ""),
         {name: given[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
-        lambda _: letters.request_retries(connection, [letter], scope=scope),
+        lambda _: letters.request_retries(store, [letter]),
     )
 
 
-def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
+def _plan_retry_all(store: Store, given: Given) -> Plan:
     fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
     consumer = _field(given, "consumer")
     of = letters.LetterFilter(consumer, fields.get("channel"), error=fields.get("error"), retriable=True)
-    groups = letters.group(connection, of, most=None, scope=scope)
+    groups = letters.group(store, of, most=None)
     if not groups:
         raise Unknown(f"{consumer} has no dead letter of these that could be retried")
     # Not those that come after the plan: it does not count them.
     of = replace(of, until=max(group.last_at for group in groups) + timedelta(microseconds=1))
-    batches = letters.request_all(connection, consumer, of, scope=scope)
+    batches = letters.request_all(store, consumer, of)
     options = "".join(f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields)
     return Plan(
         f"Retry {format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
@@ -267,8 +264,8 @@ def _plan_retry_all(connection: Connection, scope: Scope, given: Given) -> Plan:
     )
 
 
-def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
-    letter = _find_letter(connection, scope, given)
+def _plan_drop(store: Store, given: Given) -> Plan:
+    letter = _find_letter(store, given)
     place = str(letter.place)
     return Plan(
         f"Drop the dead letter of {letter.consumer} at {place}",
@@ -276,14 +273,14 @@ def _plan_drop(connection: Connection, scope: Scope, given: Given) -> Plan:
         f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
         {name: given[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
-        lambda _: letters.drop(connection, [letter], scope=scope),
+        lambda _: letters.drop(store, [letter]),
         confirm=letter.consumer,
     )
 
 
-def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
+def _plan_cancel(store: Store, given: Given) -> Plan:
     queue, of = _field(given, "channel"), _choose_jobs(given)
-    found = list_jobs(connection, None, queue, of, limit=MAX_CANCELLED, scope=scope)
+    found = list_jobs(store, None, queue, of, limit=MAX_CANCELLED)
     if not found:
         raise Unknown(f"{queue} has no such job that is not done")
     return Plan(
@@ -296,7 +293,7 @@ def _plan_cancel(connection: Connection, scope: Scope, given: Given) -> Plan:
         jobs_command(of, "cancel", queue),
         {name: given[name] for name in ("channel", "tenant", "id") if given.get(name)},
         f"{_page('channel', queue)}/{'tenants' if of.tenant else 'contents'}",
-        lambda _: cancel_jobs(connection, None, queue, JobFilter(tuple(job.id for job in found)), scope=scope),
+        lambda _: cancel_jobs(store, None, queue, JobFilter(tuple(job.id for job in found))),
         confirm=queue,
     )
 
@@ -311,16 +308,16 @@ def _choose_jobs(given: Given) -> JobFilter:
     return JobFilter((number,))
 
 
-def _plan_limit(connection: Connection, scope: Scope, given: Given) -> Plan:
+def _plan_limit(store: Store, given: Given) -> Plan:
     change = _read_change(given)
-    before = change.find(connection, scope)
+    before = change.find(store)
     return Plan(
         change.title,
         (change.describe(before), "The streamer brings them to Redis within a second or two, also for what waits."),
         change.command,
         {name: given[name] for name in ("channel", change.kind, *change.limits)},
         f"{_page('channel', change.queue)}/limits",
-        lambda _: change.apply(connection, scope),
+        lambda _: change.apply(store),
     )
 
 
@@ -341,12 +338,12 @@ def _parse_limit(name: str, text: str) -> float:
         raise InvalidName(f"{name} {text!r}: a number is wanted") from None
 
 
-def _find_letter(connection: Connection, scope: Scope, given: Given) -> DeadLetterRow:
+def _find_letter(store: Store, given: Given) -> DeadLetterRow:
     consumer, channel, shard, offset = (_field(given, name) for name in LETTER_FIELDS)
     if not (shard.isdecimal() and offset.isdecimal()):
         raise InvalidName("shard and offset are numbers")
     place = Place(ShardName(channel, Shard(int(shard))), Offset(int(offset)))
-    return letters.find(connection, consumer, place, scope=scope)
+    return letters.find(store, consumer, place)
 
 
 ACTIONS: Mapping[str, Action] = {

@@ -205,8 +205,8 @@ def _is_at_rest(shard: ShardStatus) -> bool:
 def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     """The newest records of a log; the messages of a queue, or members of an Ick, that have waited longest."""
     name = request.path_params["name"]
-    with reading.postgres() as connection:
-        channel = find_channel(connection, name, scope=reading.scope)
+    with reading.postgres() as store:
+        channel = find_channel(store, name)
     # Those of the newest generation first: new records are there.
     shards = _choose_shards(channel, request.query_params.get("shard"))
     namespace = reading.scope.namespace
@@ -234,8 +234,8 @@ def _choose_shards(channel: RegisteredChannel, text: str | None) -> tuple[ShardN
 
 
 def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown:
-    with reading.postgres() as connection:
-        channel = find_channel(connection, request.path_params["name"], scope=reading.scope)
+    with reading.postgres() as store:
+        channel = find_channel(store, request.path_params["name"])
     if not channel.traits.has_jobs:
         raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
     with reading.redis() as client:
@@ -249,8 +249,8 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown
 
 def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     name = request.path_params["name"]
-    with reading.postgres() as connection:
-        found, count = list_limits(connection, name, limit=CONTENTS, scope=reading.scope)
+    with reading.postgres() as store:
+        found, count = list_limits(store, name, limit=CONTENTS)
     if not visitor.may("keys"):
         found = [replace(each, name=each.name and HIDDEN) for each in found]
     shown = {"limits": found, "more": count - len(found)}
@@ -305,10 +305,10 @@ def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown
     chosen = letters.LetterFilter(
         given["consumer"], given["channel"], given["key"] if visitor.may("keys") else None, given["error"]
     )
-    with reading.postgres() as connection:
+    with reading.postgres() as store:
         last = _parse_position(given["after"])
-        found = letters.newest(connection, chosen, after=last, limit=LETTERS + 1, scope=reading.scope)
-        groups = letters.group(connection, chosen, scope=reading.scope) if last is None else []
+        found = letters.newest(store, chosen, after=last, limit=LETTERS + 1)
+        groups = letters.group(store, chosen) if last is None else []
     if not visitor.may("keys"):
         groups = [replace(each, error=_find_class(each.error)) for each in groups]
     shown = [_conceal_letter(each, visitor) for each in found[:LETTERS]]
@@ -347,12 +347,12 @@ def _parse_position(text: str | None) -> letters.LetterPosition | None:
 def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     params = request.path_params
     place = Place(ShardName(params["channel"], Shard(params["shard"])), Offset(params["offset"]))
-    with reading.postgres() as connection, reading.redis() as client:
-        found = letters.find(connection, params["consumer"], place, scope=reading.scope)
-        story = next(iter(trace(connection, client, RecordId(found.record_id), scope=reading.scope)), None)
+    with reading.postgres() as store, reading.redis() as client:
+        found = letters.find(store, params["consumer"], place)
+        story = next(iter(trace(store, client, RecordId(found.record_id))), None)
         payload = None
         if visitor.may("payloads") and "payload" in request.query_params:
-            record = letters.read_record(connection, found, scope=reading.scope)
+            record = letters.read_record(store, found)
             payload = None if record is None else record.data_json
     letter = _conceal_letter(found, visitor)
     values = {"letter": letter, "story": _conceal_story(story, visitor), "payload": payload}
@@ -383,13 +383,13 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
             raise InvalidName(
                 "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys are not for this visitor"
             )
-        with reading.postgres() as connection, reading.redis() as client:
+        with reading.postgres() as store, reading.redis() as client:
             if isinstance(wanted, str):
-                wanted = search_key(connection, wanted, SEARCH_S, scope=reading.scope)
+                wanted = search_key(store, wanted, SEARCH_S)
                 values["since"] = wanted.since if len(wanted.ids) < MAX_OF_KEY and wanted.since > 1 else None
             with suppress(Unknown):  # the diagnosis says why
-                values["stories"] = trace(connection, client, wanted, scope=reading.scope)
-            values["diagnosis"] = explain(connection, client, wanted, scope=reading.scope)
+                values["stories"] = trace(store, client, wanted)
+            values["diagnosis"] = explain(store, client, wanted)
         values["stories"] = [_conceal_story(each, visitor) for each in values["stories"]]
         if not visitor.may("keys"):
             values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
@@ -422,8 +422,8 @@ def _conceal_story(story: Any, visitor: Visitor) -> Any:
 
 
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    with reading.postgres() as connection:
-        actions = list_actions(connection, limit=MAX_ROWS + 1, scope=reading.scope)
+    with reading.postgres() as store:
+        actions = list_actions(store, limit=MAX_ROWS + 1)
     if not visitor.may("keys"):  # a tenant, a key, a unique name, a reason
         hidden = re.compile("penstock ((jobs|queues) .*|.* --reason .*)", re.DOTALL)
         actions = [replace(each, command=HIDDEN) if hidden.fullmatch(each.command) else each for each in actions]

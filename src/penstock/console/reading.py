@@ -16,6 +16,7 @@ from penstock.channels.server import connect_redis
 from penstock.console.access import Visitor
 from penstock.console.status_sampler import TIMEOUTS, WAIT_S, Sample, StatusSampler
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.errors import ServerUnavailable
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
@@ -99,10 +100,10 @@ class Reading:
         return get_scope(self.pipeline)
 
     @contextmanager
-    def postgres(self) -> Iterator[Connection]:
+    def postgres(self) -> Iterator[Store]:
         """A connection to Postgres for one page."""
         with self._pool.connection() as connection:
-            yield connection
+            yield Store(connection, self.scope)
 
     @contextmanager
     def redis(self) -> Iterator[RedisClient]:
@@ -133,8 +134,8 @@ class Reading:
 
     def _examine(self, examination: _Examination) -> None:
         try:
-            with self.postgres() as connection, self.redis() as client:
-                results = diagnose(connection, client, self.pipeline, scope=self.scope)
+            with self.postgres() as store, self.redis() as client:
+                results = diagnose(store, client, self.pipeline)
             examination.results.set_result(results)
         except Exception as error:  # noqa: BLE001  it is raised for each page that has asked
             examination.results.set_exception(error)

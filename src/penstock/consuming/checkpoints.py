@@ -8,10 +8,11 @@ import psycopg
 
 from penstock.database.executor import CommittingExecutor, Executor
 from penstock.database.registration import why_unreadable, why_unregistered
-from penstock.database.statements import int_array, statements
+from penstock.database.statements import int_array
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BrokenTransaction, PenstockError, SchemaMissing
-from penstock.records import Offset, Scope, Shard, ShardName
+from penstock.records import Offset, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +70,44 @@ class UnpassedShard:
         return f"waiting for {earlier}, of an earlier generation, of which not all is applied yet"
 
 
-def find_unpassed(connection: Executor, scope: Scope, consumer: str, channel: str) -> UnpassedShard | None:
+def find_unpassed(store: Store[Executor], consumer: str, channel: str) -> UnpassedShard | None:
     """The shard that later generations of a channel wait for in a consumer; None if it has passed all earlier ones."""
-    sql = statements("penstock.consuming", scope.schema)["unpassed_shard"]
-    row = connection.execute(sql, {"consumer": consumer, "channel": channel}).fetchone()
+    row = store.row("unpassed_shard", {"consumer": consumer, "channel": channel})
     return None if row is None else UnpassedShard(Shard(row[0]), row[1])
 
 
 class Checkpoints:
     """The checkpoints of one consumer."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
-        self._consumer, self._scope = consumer, scope
+    def __init__(self, consumer: ConsumerSpec) -> None:
+        self._consumer = consumer
         self._which = {"consumer": consumer.name, "channel": consumer.channel.name}
-        self._sql = statements("penstock.consuming", scope.schema)
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
         """Parameters that name a shard's row."""
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
-    def all(self, connection: Executor, *, with_stopped: bool = False) -> dict[ShardName, Offset]:
+    def all(self, store: Store[Executor], *, with_stopped: bool = False) -> dict[ShardName, Offset]:
         """The offset of each shard, by default of those not halted or paused; raises the reason if there is no checkpoint at all."""
         channel = self._consumer.channel.name
-        rows = connection.execute(self._sql["checkpoints"], self._which).fetchall()
+        rows = store.rows("checkpoints", self._which)
         if not rows:
-            raise self._why_none(connection)
+            raise self._why_none(store)
         return {
             ShardName(channel, Shard(shard)): offset
             for shard, offset, is_stopped in rows
             if with_stopped or not is_stopped
         }
 
-    def are_paused(self, executor: Executor) -> bool:
+    def are_paused(self, store: Store[Executor]) -> bool:
         """True while an operator has paused the consumer, or its channel."""
-        [(is_paused,)] = executor.execute(self._sql["is_paused"], self._which).fetchall()
+        is_paused = store.value("is_paused", self._which)
         return bool(is_paused)
 
-    def _why_none(self, connection: Executor) -> PenstockError:
+    def _why_none(self, store: Store[Executor]) -> PenstockError:
         """The error for a consumer that has no checkpoints, or has lost them to another name while it ran."""
         consumer, channel = self._consumer.name, self._consumer.channel.name
-        row = connection.execute(self._sql["former_names"], self._which).fetchone()
+        row = store.row("former_names", self._which)
         is_retired, successor = row or (False, None)
         if successor is not None:
             return why_unregistered(consumer, successor)
@@ -116,14 +115,14 @@ class Checkpoints:
             return why_unreadable(consumer, channel)
         return SchemaMissing(f"consumer {consumer} has no checkpoint; it was not registered")
 
-    def lock(self, connection: Executor, shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
+    def lock(self, store: Store[Executor], shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
         which = {**self._which, "shards": int_array(shard.shard for shard in shards)}
-        rows = connection.execute(self._sql["take_checkpoints"], which).fetchall()
+        rows = store.rows("take_checkpoints", which)
         unpassed = None
         if any(is_later for *_, is_later in rows):
-            unpassed = find_unpassed(connection, self._scope, self._consumer.name, channel)
+            unpassed = find_unpassed(store, self._consumer.name, channel)
         locked = [
             Checkpoint(
                 ShardName(channel, Shard(shard)),
@@ -134,16 +133,16 @@ class Checkpoints:
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
-    def advance_and_commit(self, connection: CommittingExecutor, advances: Sequence[Advance]) -> None:
+    def advance_and_commit(self, store: Store[CommittingExecutor], advances: Sequence[Advance]) -> None:
         """Moves checkpoints that were locked together, and commits.
 
         Raises ``BrokenTransaction`` if the handler has ended their transaction; then nothing more is committed, unless the row of a
         checkpoint was deleted meanwhile.
         """
         try:
-            moved = connection.commit_after(self._sql["advance_checkpoints"], self._moves(advances))
+            moved = store.connection.commit_after(store["advance_checkpoints"], self._moves(advances))
         except psycopg.errors.NotNullViolation as error:
-            if (error.diag.schema_name, error.diag.table_name) != (self._scope.schema, "checkpoints"):
+            if (error.diag.schema_name, error.diag.table_name) != (store.scope.schema, "checkpoints"):
                 raise  # of a trigger of the application's that was deferred to the end
             moved = 0
         if moved != len(advances):
@@ -165,21 +164,21 @@ class Checkpoints:
             "transaction": advances[0].locked.transaction,
         }
 
-    def halt(self, connection: Executor, shard: ShardName, reason: str) -> None:
+    def halt(self, store: Store[Executor], shard: ShardName, reason: str) -> None:
         """Stops a shard, until ``penstock reset checkpoint --resume``; ``penstock status`` shows the reason."""
-        connection.execute(self._sql["halt"], {**self.key(shard), "reason": reason})
+        store.execute("halt", {**self.key(shard), "reason": reason})
 
-    def halt_failing(self, connection: Executor, shard: ShardName, reason: str) -> None:
+    def halt_failing(self, store: Store[Executor], shard: ShardName, reason: str) -> None:
         """Stops the other shards whose last records were dead-lettered, unless a process works on them."""
-        connection.execute(self._sql["halt_failing"], {**self.key(shard), "reason": reason})
+        store.execute("halt_failing", {**self.key(shard), "reason": reason})
 
-    def note_waiting(self, connection: Executor, shard: ShardName, reason: str | None) -> None:
+    def note_waiting(self, store: Store[Executor], shard: ShardName, reason: str | None) -> None:
         """Notes for ``penstock status`` why a shard waits; the next advance removes the note."""
-        connection.execute(self._sql["note_waiting"], {**self.key(shard), "reason": reason})
+        store.execute("note_waiting", {**self.key(shard), "reason": reason})
 
-    def count_failure(self, executor: Executor, shard: ShardName) -> int:
+    def count_failure(self, store: Store[Executor], shard: ShardName) -> int:
         """Counts a dead letter of a locked shard; returns how many there are in a row, over all shards."""
-        row = executor.execute(self._sql["count_failure"], self.key(shard)).fetchone()
+        row = store.row("count_failure", self.key(shard))
         return row[0] if row else 0
 
 

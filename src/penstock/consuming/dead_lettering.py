@@ -8,24 +8,23 @@ from collections.abc import Iterable, Sequence
 
 from penstock.consuming.checkpoints import Checkpoints
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.journal.journal_records import make_records
-from penstock.records import Offset, Place, Record, Scope, ShardName
+from penstock.records import Offset, Place, Record, ShardName
 
 
 class DeadLetters:
     """Writes the dead letters of one consumer, in its own transactions."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+    def __init__(self, consumer: ConsumerSpec) -> None:
         self._consumer = consumer
-        self._sql = statements("penstock.consuming", scope.schema)
 
     def _where(self, shard: ShardName) -> dict[str, str | int]:
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
     def write(
-        self, executor: Executor, shard: ShardName, records: Sequence[Record], *, reason: str, attempts: int
+        self, store: Store[Executor], shard: ShardName, records: Sequence[Record], *, reason: str, attempts: int
     ) -> None:
         """Dead-letters records; those without an attempt are parked behind an earlier one of their key."""
         values = {
@@ -42,66 +41,67 @@ class DeadLetters:
             "headers": [record.headers_json for record in records],
             "staged": [record.staged_us for record in records],
         }
-        executor.execute(self._sql["dead_letter_records"], values)
+        store.execute("dead_letter_records", values)
 
-    def note_later(self, executor: Executor, shard: ShardName, keys: Sequence[str], offsets: Sequence[Offset]) -> None:
+    def note_later(
+        self, store: Store[Executor], shard: ShardName, keys: Sequence[str], offsets: Sequence[Offset]
+    ) -> None:
         """Notes at the dead letters of keys that later records of theirs, at these offsets, are applied."""
         where = {**self._where(shard), "keys": [*keys], "offsets": [*offsets]}
-        executor.execute(self._sql["note_later_records"], where)
+        store.execute("note_later_records", where)
 
-    def note_later_range(self, executor: Executor, shard: ShardName, first: Offset, last: Offset) -> None:
+    def note_later_range(self, store: Store[Executor], shard: ShardName, first: Offset, last: Offset) -> None:
         """Likewise, for the records from one offset to another."""
         where = {**self._where(shard), "first": first, "last": last}
-        executor.execute(self._sql["note_later_range"], where)
+        store.execute("note_later_range", where)
 
-    def parked_keys(self, executor: Executor, shard: ShardName, keys: Iterable[str]) -> set[str]:
+    def parked_keys(self, store: Store[Executor], shard: ShardName, keys: Iterable[str]) -> set[str]:
         """The keys that have a dead letter."""
         where = {**self._where(shard), "keys": [*keys]}
-        rows = executor.execute(self._sql["parked_keys"], where)
+        rows = store.execute("parked_keys", where)
         return {key for (key,) in rows.fetchall()}
 
-    def parked_records(self, executor: Executor, shard: ShardName, first: Offset, last: Offset) -> list[Record]:
+    def parked_records(self, store: Store[Executor], shard: ShardName, first: Offset, last: Offset) -> list[Record]:
         """The records from one offset to another whose keys have a dead letter."""
         where = {**self._where(shard), "first": first, "last": last}
-        return make_records(shard, executor.execute(self._sql["parked_records"], where).fetchall())
+        return make_records(shard, store.rows("parked_records", where))
 
     def write_member(
-        self, executor: Executor, shard: ShardName, member: str, *, since_us: int, reason: str, attempts: int
+        self, store: Store[Executor], shard: ShardName, member: str, *, since_us: int, reason: str, attempts: int
     ) -> None:
         """Dead-letters a member of an Ick; one that has a dead letter keeps it."""
         values = {"key": member, "since": since_us, "reason": reason, "attempts": attempts}
-        executor.execute(self._sql["dead_letter_member"], {**self._where(shard), **values})
+        store.execute("dead_letter_member", {**self._where(shard), **values})
 
-    def forget_members(self, executor: Executor, shard: ShardName, members: Sequence[str]) -> None:
+    def forget_members(self, store: Store[Executor], shard: ShardName, members: Sequence[str]) -> None:
         """Removes the dead letters of members that are done now."""
-        executor.execute(self._sql["forget_members"], {**self._where(shard), "keys": list(members)})
+        store.execute("forget_members", {**self._where(shard), "keys": list(members)})
 
     def write_job(
-        self, executor: Executor, shard: ShardName, record_id: int, staged_us: int, *, reason: str, attempts: int
+        self, store: Store[Executor], shard: ShardName, record_id: int, staged_us: int, *, reason: str, attempts: int
     ) -> bool:
         """Dead-letters a job, which is then finished; false if it was finished before."""
         values = {"id": record_id, "staged_us": staged_us, "reason": reason, "attempts": attempts}
-        statement = self._sql["dead_letter_job"]
-        return executor.execute(statement, {**self._where(shard), **values}).rowcount == 1
+        return store.execute("dead_letter_job", {**self._where(shard), **values}).rowcount == 1
 
 
 def break_circuit(
-    consumer: ConsumerSpec, checkpoints: Checkpoints, executor: Executor, shard: ShardName, last: str
+    consumer: ConsumerSpec, checkpoints: Checkpoints, store: Store[Executor], shard: ShardName, last: str
 ) -> str | None:
     """Halts the shard if this dead letter is one too many in a row; returns the reason, or None if it may go on.
 
     Dead letters are counted over all shards.  Shards whose last records were dead-lettered halt as well; one that another
     process works on halts at its own next dead letter.
     """
-    in_a_row = checkpoints.count_failure(executor, shard)
+    in_a_row = checkpoints.count_failure(store, shard)
     if in_a_row < consumer.halt_after:
         return None
     reason = (
         f"{in_a_row} dead letters in a row, with nothing applied between them; {last}. "
         f"Fix the handler, {how_to_resume(consumer.name, shard, None, has_letters=True)}"
     )
-    checkpoints.halt(executor, shard, reason)
-    checkpoints.halt_failing(executor, shard, reason)
+    checkpoints.halt(store, shard, reason)
+    checkpoints.halt_failing(store, shard, reason)
     return reason
 
 

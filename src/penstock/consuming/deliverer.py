@@ -34,11 +34,12 @@ from penstock.consuming.delivery import (
 from penstock.consuming.failures import FailureLog, NotApplied, reason
 from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.display import format_count
 from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable
 from penstock.observer import DeadLettered, ShardHalted
-from penstock.records import Offset, Scope, ShardName
+from penstock.records import Offset, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -157,9 +158,9 @@ class _Delivery(Generic[Item]):
 class Deliverer(Generic[Item]):
     """Delivers to one consumer."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, plans: Plans[Item], items: Items[Item]) -> None:
+    def __init__(self, consumer: ConsumerSpec, plans: Plans[Item], items: Items[Item]) -> None:
         self._consumer, self._plans, self._items = consumer, plans, items
-        self._checkpoints = Checkpoints(consumer, scope)
+        self._checkpoints = Checkpoints(consumer)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
         self._states: dict[ShardName, tuple[object, RetryState]] = {}
         self._refusals = Refusals()
@@ -251,7 +252,7 @@ class Deliverer(Generic[Item]):
         shard, said = delivery.shard, failed.waits_for
         log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
         try:
-            delivery.transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, said))
+            delivery.transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, said))
         except ServerReplaced:
             raise
         except (NotApplied, ServerUnavailable):
@@ -299,11 +300,11 @@ class Deliverer(Generic[Item]):
         which = self._items.describe(delivery.shard, part[0])
         said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
 
-        def plan(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+        def plan(store: Store[Executor], locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(delivery.shard)
             if checkpoint is None:
                 return TransactionPlan(Delivered())
-            self._checkpoints.halt(executor, delivery.shard, said)
+            self._checkpoints.halt(store, delivery.shard, said)
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=said))
 
         try:

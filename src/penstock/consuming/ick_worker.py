@@ -38,10 +38,11 @@ from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.consuming.worker import Worker
 from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.executor import Executor
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import ServerUnavailable
 from penstock.parsing import InvalidPayload
-from penstock.records import Offset, Scope, ShardName
+from penstock.records import Offset, ShardName
 
 MICROSECONDS = 1_000_000
 MAX_SCORE_S = 2**40
@@ -76,14 +77,14 @@ class IckMembers:
 
     name = "members"
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+    def __init__(self, consumer: ConsumerSpec) -> None:
         self._consumer = consumer
-        self._checkpoints, self._dead_letters = Checkpoints(consumer, scope), DeadLetters(consumer, scope)
+        self._checkpoints, self._dead_letters = Checkpoints(consumer), DeadLetters(consumer)
 
     def plan(self, shard: ShardName, members: Sequence[ReservedMember]) -> Planner[Delivered]:
         """Applies all of them."""
 
-        def planner(_: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+        def planner(_: Store[Executor], locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 return TransactionPlan(Delivered())
@@ -100,7 +101,7 @@ class IckMembers:
                 ),
                 [*texts],  # the handler's own: it may take members from it
                 [Advance(checkpoint, checkpoint.offset, applied=len(members))],
-                settle=lambda executor: self._dead_letters.forget_members(executor, shard, texts),
+                settle=lambda store: self._dead_letters.forget_members(store, shard, texts),
             )
 
         return planner
@@ -110,15 +111,15 @@ class IckMembers:
     ) -> Planner[Delivered]:
         """Dead-letters a member, which need not come again."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.is_stopped:
                 return TransactionPlan(Delivered())  # it stays dirty
             self._dead_letters.write_member(
-                executor, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
+                store, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
             )
             last = f"the last is {self.describe(shard, member)}: {reason}"
-            halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
+            halted = break_circuit(self._consumer, self._checkpoints, store, shard, last)
             return TransactionPlan(
                 Delivered(position=checkpoint.offset, dead=1, members=[member.member], halted=halted),
                 advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
@@ -129,7 +130,7 @@ class IckMembers:
     def plan_pass(self, shard: ShardName, member: ReservedMember) -> Planner[Delivered]:
         """Passes a member, whose dead letter goes as well."""
 
-        def planner(_executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+        def planner(_store: Store[Executor], locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if checkpoint is None or checkpoint.is_stopped:
                 return TransactionPlan(Delivered())
@@ -163,7 +164,7 @@ class IckMembers:
 def plan_progress(shard: ShardName, done_up_to: Offset) -> Planner[None]:
     """Moves the checkpoint: everything up to ``done_up_to`` is done.  It never goes back."""
 
-    def planner(_: Executor, locked: Locked) -> TransactionPlan[None]:
+    def planner(_: Store[Executor], locked: Locked) -> TransactionPlan[None]:
         checkpoint = locked.get(shard)
         if checkpoint is None or checkpoint.offset >= done_up_to:
             return TransactionPlan(None)
@@ -208,8 +209,8 @@ class IckWorker(Worker):
         """Sets up; ``open`` connects."""
         super().__init__(setup)
         consumer = setup.consumer
-        members = IckMembers(consumer, setup.scope)
-        self._deliverer = Deliverer(consumer, setup.scope, members, members)
+        members = IckMembers(consumer)
+        self._deliverer = Deliverer(consumer, members, members)
         self._holder = f"{consumer.name}@{socket.gethostname()}:{os.getpid()}"
         self._identities: dict[ShardName, str] = {}
         self._icks: dict[ShardName, Reservations] = {}

@@ -12,23 +12,22 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable
 from penstock.channels.log.log_reader import MAX_BYTES
 from penstock.consuming.transaction import HandlerTransaction, Result, TransactionPlan
-from penstock.database.connections import Connection
 from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import Gap
 from penstock.journal.journal_records import read_records
 from penstock.journal.lineage import check_tails
-from penstock.records import Offset, OffsetRange, Record, Scope, ShardName
+from penstock.records import Offset, OffsetRange, Record, ShardName
 
-Read = Callable[[Callable[[Executor], Any]], Any]
+Read = Callable[[Callable[[Store[Executor]], Any]], Any]
 """Calls a function that reads from the consumer's own database, in a transaction, and returns its result."""
 
 
-def within(executor: Executor) -> Read:
+def within(store: Store[Executor]) -> Read:
     """Reads in a transaction that goes on."""
-    return lambda function: function(executor)
+    return lambda function: function(store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,13 @@ class Journal(Protocol):
     in_source: bool  # whether it is in another database than the checkpoints
     away: Errors  # those by which one in another database says that it cannot be read now
 
-    def register(self, connection: Connection, /) -> tuple[list[ShardName], frozenset[ShardName]]:
+    def register(self, store: Store, /) -> tuple[list[ShardName], frozenset[ShardName]]:
         """Registers the consumer, so that retention waits for it; returns the worker's shards, and the channel's.
 
-        ``connection`` is to the consumer's own database.
+        ``store`` is the consumer's own database.
         """
 
-    def open(
-        self, connection: Connection, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable, /
-    ) -> None:
+    def open(self, store: Store, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable, /) -> None:
         """Compares the logs of shards with it, or gets ready to."""
 
     def report_if_due(self, transaction: HandlerTransaction, /) -> Verdicts:
@@ -101,13 +98,13 @@ class LocalJournal:
     in_source = False
     away: Errors = ()
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, chosen: Collection[int] | None = None) -> None:
+    def __init__(self, consumer: ConsumerSpec, chosen: Collection[int] | None = None) -> None:
         """Sets up; ``chosen`` are the declared shards to work on, None takes all: see ``WorkerSetup``."""
-        self._consumer, self._scope, self._chosen = consumer, scope, chosen
+        self._consumer, self._chosen = consumer, chosen
 
-    def register(self, connection: Connection) -> tuple[list[ShardName], frozenset[ShardName]]:
+    def register(self, store: Store) -> tuple[list[ShardName], frozenset[ShardName]]:
         """Chooses shards of every generation."""
-        channel = register_consumer(connection, self._scope, self._consumer)
+        channel = register_consumer(store, self._consumer)
         declared, names, chosen = self._consumer.channel.shards, channel.shard_names, self._chosen
         shards = [
             names[number]
@@ -117,11 +114,9 @@ class LocalJournal:
         ]
         return shards, frozenset(names)
 
-    def open(
-        self, connection: Connection, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable
-    ) -> None:
+    def open(self, store: Store, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable) -> None:
         """A shard that cannot be compared is skipped by the first round that cannot read it."""
-        check_tails(connection, client, self._scope, shards, on_unusable)
+        check_tails(store, client, shards, on_unusable)
 
     def confirm(self, *_: object) -> Verdicts:
         """Nothing is doubted, nor is there anything to report."""
@@ -131,7 +126,7 @@ class LocalJournal:
 
     def backfill(self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Record]:
         """Reads from the own database alone."""
-        records: list[Record] = read(lambda executor: backfill(executor, self._scope, shard, after, before, limit))
+        records: list[Record] = read(lambda store: backfill(store, shard, after, before, limit))
         return records
 
     def note_reached(self, plan: TransactionPlan[Result], _: ShardRecords) -> TransactionPlan[Result]:
@@ -145,20 +140,17 @@ class LocalJournal:
         """Nothing to do."""
 
 
-def backfill(
-    executor: Executor, scope: Scope, shard: ShardName, after: Offset, before: Offset, limit: Limit
-) -> list[Record]:
+def backfill(store: Store[Executor], shard: ShardName, after: Offset, before: Offset, limit: Limit) -> list[Record]:
     """The first records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
 
     At least one, and no more once their payloads exceed ``max_bytes``.
     """
     last = Offset(min(before - 1, after + limit.records))
     wanted = OffsetRange(shard, Offset(after + 1), last)
-    found = read_records(executor, scope.schema, wanted, max_bytes=limit.bytes).records
+    found = read_records(store, wanted, max_bytes=limit.bytes).records
     if not found or found[0].offset != after + 1:
-        sql = statements("penstock.consuming", scope.schema)["journal_begins"]
         where = {"channel": shard.channel, "shard": shard.shard, "after": after}
-        [(begins, goes_on)] = executor.execute(sql, where).fetchall()
+        [(begins, goes_on)] = store.rows("journal_begins", where)
         gap = Gap(
             f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
             f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "

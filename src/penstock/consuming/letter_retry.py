@@ -26,11 +26,11 @@ from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import HandlerTransaction, Locked, Planner, TransactionPlan
 from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.errors import HandlerCommitted, PenstockError, ServerUnavailable
 from penstock.parallel import pause
-from penstock.records import Offset, Place, Record, Scope, Shard, ShardName
+from penstock.records import Offset, Place, Record, Shard, ShardName
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -121,11 +121,10 @@ class _ShardBusy(NotApplied):
 class LetterTrial:
     """Retries the dead letters of one consumer, one after the other."""
 
-    def __init__(  # noqa: PLR0913  what can be chosen of a retry
+    def __init__(
         self,
         transaction: HandlerTransaction,
         consumer: ConsumerSpec,
-        scope: Scope,
         make_frame: Callable[[Record], Any] | None,
         *,
         patience_s: float,
@@ -139,8 +138,7 @@ class LetterTrial:
         self._transaction, self._consumer = transaction, consumer
         self._patience_s, self._heeds_pause = patience_s, heeds_pause
         self._make_frame = make_frame
-        self._sql = statements("penstock.consuming", scope.schema)
-        self._dead_letters = DeadLetters(consumer, scope)
+        self._dead_letters = DeadLetters(consumer)
         self._is_ordered = consumer.channel.traits.keeps_records
         self._checks_order = self._is_ordered and not superseded
         self._failed: set[tuple[str, str]] = set()
@@ -178,10 +176,10 @@ class LetterTrial:
         """
         shard = letter.place.shard
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Result]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[Result]:
             if shard not in locked or (self._heeds_pause and locked[shard].is_paused):
                 raise _ShardBusy
-            return plan(executor, locked)
+            return plan(store, locked)
 
         deadline = monotonic() + self._patience_s
         while True:
@@ -197,14 +195,14 @@ class LetterTrial:
     def _plan(self, letter: DeadLetterRow, outcome: Literal["applied", "cancelled"] = "applied") -> Planner[Retried]:
         """Effect and removal in one transaction; of one that the handler has cancelled, the removal alone."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Retried]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[Retried]:
             checkpoint = locked[letter.place.shard]
-            row = executor.execute(self._sql["lock_dead_letter"], letter_key(letter)).fetchone()
+            row = store.row("lock_dead_letter", letter_key(letter))
             if row is None:
                 return TransactionPlan(Retried(letter, "gone"))
             if isinstance(self._consumer, WorkerSpec):
-                executor.execute(self._sql["stage_again"], letter_key(letter))
-                executor.execute(self._sql["remove_dead_letter"], letter_key(letter))
+                store.execute("stage_again", letter_key(letter))
+                store.execute("remove_dead_letter", letter_key(letter))
                 is_own = letter.consumer == self._consumer.name
                 advance = Advance(checkpoint, checkpoint.offset, dead=-1 if is_own else 0)
                 return TransactionPlan(Retried(letter, "staged"), advances=[advance])
@@ -217,11 +215,11 @@ class LetterTrial:
                 why = f"{Place(earlier, Offset(earlier_offset))} of its key is dead-lettered, and comes first"
                 return TransactionPlan(Retried(letter, "kept", why))
 
-            def settle(settling: Executor) -> None:
-                settling.execute(self._sql["remove_dead_letter"], letter_key(letter))
+            def settle(store: Store[Executor]) -> None:
+                store.execute("remove_dead_letter", letter_key(letter))
                 if earlier_shard is not None and self._is_ordered:
                     place = letter.place
-                    self._dead_letters.note_later(settling, place.shard, [letter.key], [place.offset])
+                    self._dead_letters.note_later(store, place.shard, [letter.key], [place.offset])
 
             is_due = outcome == "applied"
             return TransactionPlan(
@@ -242,7 +240,7 @@ class LetterTrial:
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
         """Notes why it failed again; if that is impossible, the reason that it had stays."""
         try:
-            self._apply(letter, _plan_statement(self._sql["failed_again"], {**letter_key(letter), "reason": reason}))
+            self._apply(letter, _plan_statement("failed_again", {**letter_key(letter), "reason": reason}))
         except NotApplied as failed:
             _raise_if_not_its_fault(letter, failed)
 
@@ -261,9 +259,9 @@ def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
         raise ServerUnavailable(f"retrying {letter.place}: {failed.reason}") from failed.error
 
 
-def _plan_statement(sql: bytes, values: Mapping[str, Any]) -> Planner[None]:
-    def planner(executor: Executor, _: Locked) -> TransactionPlan[None]:
-        executor.execute(sql, values)
+def _plan_statement(name: str, values: Mapping[str, Any]) -> Planner[None]:
+    def planner(store: Store[Executor], _: Locked) -> TransactionPlan[None]:
+        store.execute(name, values)
         return TransactionPlan(None)
 
     return planner
@@ -286,10 +284,9 @@ class RequestedRetries:
     A request ends when a worker takes it, before it calls the handler, so that a letter that kills the process is not retried for ever.
     """
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, make_frame: Callable[[Record], Any] | None = None) -> None:
+    def __init__(self, consumer: ConsumerSpec, make_frame: Callable[[Record], Any] | None = None) -> None:
         """Sets up; without ``make_frame`` those of a set-based consumer are left to others."""
-        self._consumer, self._scope, self._make_frame = consumer, scope, make_frame
-        self._sql = statements("penstock.consuming", scope.schema)
+        self._consumer, self._make_frame = consumer, make_frame
         is_worker = isinstance(consumer, WorkerSpec)
         self._which = {"consumer": consumer.name, "channel": consumer.channel.name, "of_any": is_worker}
         self._ask_at = 0.0
@@ -308,20 +305,18 @@ class RequestedRetries:
                 raise
             self._ask_at = 0.0  # another worker has taken some of them
             return
-        trial = LetterTrial(
-            transaction, self._consumer, self._scope, self._make_frame, patience_s=PATIENCE_S, heeds_pause=True
-        )
+        trial = LetterTrial(transaction, self._consumer, self._make_frame, patience_s=PATIENCE_S, heeds_pause=True)
         for letter in letters:
             self._retry_one(transaction, trial, letter)
         if letters:  # there may be more
             self._ask_at = 0.0
 
-    def _are_requested(self, executor: Executor) -> bool:
-        [(are_requested,)] = executor.execute(self._sql["retries_requested"], self._which).fetchall()
+    def _are_requested(self, store: Store[Executor]) -> bool:
+        are_requested = store.value("retries_requested", self._which)
         return bool(are_requested)
 
-    def _take(self, executor: Executor, _: Locked) -> TransactionPlan[list[DeadLetterRow]]:
-        rows = executor.execute(self._sql["take_requested_retries"], self._which).fetchall()
+    def _take(self, store: Store[Executor], _: Locked) -> TransactionPlan[list[DeadLetterRow]]:
+        rows = store.rows("take_requested_retries", self._which)
         return TransactionPlan(sorted((DeadLetterRow(*row) for row in rows), key=_position))
 
     def _retry_one(self, transaction: HandlerTransaction, trial: LetterTrial, letter: DeadLetterRow) -> None:
@@ -338,5 +333,5 @@ class RequestedRetries:
             self._request_again(transaction, letter)
 
     def _request_again(self, transaction: HandlerTransaction, letter: DeadLetterRow) -> None:
-        plan = _plan_statement(self._sql["request_retries"], letter_keys([letter]))
+        plan = _plan_statement("request_retries", letter_keys([letter]))
         retry_conflicts(lambda: transaction.apply([], plan), lambda seconds: pause(seconds, lambda: False))

@@ -29,6 +29,7 @@ from penstock.database import driver_errors
 from penstock.database.connections import silent_for
 from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
 from penstock.database.executor import CommittingExecutor, Executor, make_executor
+from penstock.database.store import Store
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
 from penstock.journal.lineage import check_same_server
 from penstock.observer import Delivery, HandlerBegan, HandlerEnded
@@ -45,7 +46,7 @@ Locked = Mapping[ShardName, Checkpoint]
 """The checkpoints that this transaction holds; those that another process works on are missing."""
 
 
-def _nothing(_: Executor) -> None: ...
+def _nothing(_: Store[Executor]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ class TransactionPlan(Generic[Result]):
     result: Result  # returned by ``apply`` if it is committed
     items: Any = None  # argument of the handler; None if it is not to be called
     advances: Sequence[Advance] = ()  # moves of the locked checkpoints
-    settle: Callable[[Executor], None] = _nothing  # writes the rest, after the handler
+    settle: Callable[[Store[Executor]], None] = _nothing  # writes the rest, after the handler
 
 
-Planner = Callable[[Executor, Locked], TransactionPlan[Result]]
+Planner = Callable[[Store[Executor], Locked], TransactionPlan[Result]]
 """Makes the plan of a transaction from the checkpoints that it has locked."""
 
 
@@ -80,10 +81,10 @@ class HandlerTransaction:
         """
         consumer = setup.consumer
         self.observers = setup.pipeline.observers
-        self._consumer, self._timeouts = consumer, setup.timeouts
+        self._consumer, self._timeouts, self._scope = consumer, setup.timeouts, setup.scope
         self._names = consumer.name, consumer.channel.name
         self._server_start_us = server_start_us
-        self._checkpoints = Checkpoints(consumer, setup.scope)
+        self._checkpoints = Checkpoints(consumer)
         self._caller = make_caller(setup, in_task=in_task)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
@@ -95,23 +96,23 @@ class HandlerTransaction:
         """Runs one transaction with the checkpoints of ``shards``; ``name`` is of its crash points."""
         return self._caller.enter(lambda: self._apply(shards, plan, name))
 
-    def write(self, shard: ShardName, function: Callable[[Executor, Checkpoint], None]) -> bool:
+    def write(self, shard: ShardName, function: Callable[[Store[Executor], Checkpoint], None]) -> bool:
         """Writes beside a shard's locked checkpoint; false if another process holds it."""
 
-        def plan(executor: Executor, locked: Locked) -> TransactionPlan[bool]:
+        def plan(store: Store[Executor], locked: Locked) -> TransactionPlan[bool]:
             for checkpoint in locked.values():
-                function(executor, checkpoint)
+                function(store, checkpoint)
             return TransactionPlan(shard in locked)
 
         return self.apply([shard], plan)
 
-    def read(self, function: Callable[[Executor], Result]) -> Result:
+    def read(self, function: Callable[[Store[Executor]], Result]) -> Result:
         """Runs statements that change nothing, on the same connection."""
 
         def reading() -> Result:
             with postgres_errors(f"reading for {self._consumer.name}"), self._connected() as open_:
                 transaction = open_.begin()
-                result = function(self._executor(open_))
+                result = function(self._store(open_))
                 transaction.rollback()
             return result
 
@@ -133,33 +134,33 @@ class HandlerTransaction:
         with self._connected() as connection:
             self._caller.aborts.last = None
             transaction = connection.begin()
-            statements = self._executor(connection)
-            planned = self._plan(statements, shards, plan)
+            store = self._store(connection)
+            planned = self._plan(store, shards, plan)
             self._reached = {each.locked.shard: each.to for each in planned.advances}
             self._called_at = monotonic()
             if planned.items is not None:
                 self._call(connection, planned.items)
                 crashpoint(f"{name}.after_apply")
-            self._settle(statements, planned)
+            self._settle(store, planned)
             crashpoint(f"{name}.before_commit")
             if planned.advances:
-                self._advance(statements, planned.advances)
+                self._advance(store, planned.advances)
             commit(transaction)  # of SQLAlchemy's: nothing is sent if Postgres has committed
         crashpoint(f"{name}.after_commit")
         return planned.result
 
     def _plan(
-        self, statements: Executor, shards: Collection[ShardName], plan: Planner[Result]
+        self, store: Store[Executor], shards: Collection[ShardName], plan: Planner[Result]
     ) -> TransactionPlan[Result]:
         """Locks and plans; remembers the id of the transaction that has the locks."""
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
-                locked = self._checkpoints.lock(statements, shards)
+                locked = self._checkpoints.lock(store, shards)
                 self._xid = ""
                 for checkpoint in locked.values():
                     check_same_server(checkpoint.server_start_us, self._server_start_us)
                     self._xid = checkpoint.transaction
-                return plan(statements, locked)
+                return plan(store, locked)
         except CONFLICTS as error:
             raise NotApplied(Conflict(), error) from error
 
@@ -201,18 +202,18 @@ class HandlerTransaction:
         error = committed or error
         raise NotApplied(find_outcome(error, index), error, reached=self._reached) from error
 
-    def _settle(self, statements: Executor, planned: TransactionPlan[Result]) -> None:
+    def _settle(self, store: Store[Executor], planned: TransactionPlan[Result]) -> None:
         """Writes the rest of the plan."""
         try:
-            planned.settle(statements)
+            planned.settle(store)
         except Exception as error:
             ended = self._explained(error)
             raise NotApplied(find_outcome(ended), ended, reached=self._reached) from error
 
-    def _advance(self, statements: CommittingExecutor, advances: Sequence[Advance]) -> None:
+    def _advance(self, store: Store[CommittingExecutor], advances: Sequence[Advance]) -> None:
         """Moves the checkpoints, if the transaction still is the one that locked them, and commits."""
         try:
-            self._checkpoints.advance_and_commit(statements, advances)
+            self._checkpoints.advance_and_commit(store, advances)
         except Exception as error:
             ended = self._explained(error)
             at_commit = not isinstance(ended, BrokenTransaction | HandlerCommitted)
@@ -272,22 +273,24 @@ class HandlerTransaction:
         with suppress(Exception):  # the connection may be gone: the next attempt will see
             self._connection.rollback()
             with self._connection.begin():
-                return self._find_commit(self._executor(self._connection))
+                return self._find_commit(self._store(self._connection))
         return None
 
-    def _find_commit(self, statements: Executor) -> HandlerCommitted | None:
+    def _find_commit(self, store: Store[Executor]) -> HandlerCommitted | None:
         """True if the transaction was committed: its effects are there, and its checkpoint is not."""
         if not self._xid:
             return None
-        row = statements.execute(b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": self._xid}).fetchone()
+        row = store.connection.execute(
+            b"SELECT pg_xact_status(%(transaction)s::xid8)", {"transaction": self._xid}
+        ).fetchone()
         if row is None or row[0] != "committed":
             return None
         name = self._consumer.name
         return HandlerCommitted(f"consumer {name}: {self.after_commit.format(consumer=name)}")
 
-    def _executor(self, connection: EngineConnection) -> CommittingExecutor:
+    def _store(self, connection: EngineConnection) -> Store[CommittingExecutor]:
         """Executes statements of ours between those of the handler."""
-        return make_executor(connection, self._consumer.idle_timeout, self._timeouts)
+        return Store(make_executor(connection, self._consumer.idle_timeout, self._timeouts), self._scope)
 
     @contextmanager
     def _connected(self) -> Iterator[EngineConnection]:
@@ -311,7 +314,7 @@ class HandlerTransaction:
             if keep:
                 self._connection.info.pop(AFTER_COMMIT, None)
                 self._connection.rollback()
-                self._executor(self._connection).release_locks()
+                self._store(self._connection).connection.release_locks()
                 return
             with suppress(Exception):
                 self._connection.rollback()  # the locks of a connection that is only closed last until Postgres notices

@@ -24,8 +24,9 @@ from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.journals import Journal, LocalJournal
 from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import connect_postgres
 from penstock.database.driver_errors import CONFLICTS, describe, postgres_errors
+from penstock.database.store import Store
 from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
@@ -71,10 +72,10 @@ class Worker(Runner[Consumed]):
 
     def __init__(self, setup: WorkerSetup, journal: Journal | None = None) -> None:
         """Sets up; ``open`` connects."""
-        self._journal = journal or LocalJournal(setup.consumer, setup.scope, setup.shards)
+        self._journal = journal or LocalJournal(setup.consumer, setup.shards)
         self._setup, self.consumer, self._scope = setup, setup.consumer, setup.scope
         self.name = setup.consumer.name
-        self._checkpoints = Checkpoints(setup.consumer, setup.scope)
+        self._checkpoints = Checkpoints(setup.consumer)
         self._shards: list[ShardName] = []
         self._channel_shards: frozenset[ShardName] = frozenset()
         self._max: float = math.inf
@@ -87,7 +88,7 @@ class Worker(Runner[Consumed]):
         self._unusable = UnusableShards(self._say_unusable, self._note_unusable)
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
-        self._requested_retries = RequestedRetries(setup.consumer, setup.scope)
+        self._requested_retries = RequestedRetries(setup.consumer)
 
     def open(self) -> None:
         """Connects, and registers the consumer if it is new."""
@@ -100,18 +101,17 @@ class Worker(Runner[Consumed]):
             timeouts=setup.timeouts,
             silence_s=WORKER_SILENCE_S,
         ) as connection:
-            self._server_start_us = server_start_us(connection, self._scope)
-            check_revision(connection, self._scope)
+            store = Store(connection, self._scope)
+            self._server_start_us = server_start_us(store)
+            check_revision(store)
             does_jobs = self.consumer.channel.traits.has_jobs
-            check_privileges(connection, self._scope, "consumer", does_jobs=does_jobs)
+            check_privileges(store, "consumer", does_jobs=does_jobs)
             if not self._has_opened:  # a later release may replace them while this worker runs
                 check_triggers(connection, setup.pipeline)
-            self._shards, self._channel_shards = self._journal.register(connection)
-            self._registered(connection)
+            self._shards, self._channel_shards = self._journal.register(store)
+            self._registered(store)
             self._client = connect_redis(setup.redis_url, timeouts=setup.timeouts)
-            self._journal.open(
-                connection, self._client, self._shards, partial(self._say_unusable, retry_s=RETRY_EVERY_S)
-            )
+            self._journal.open(store, self._client, self._shards, partial(self._say_unusable, retry_s=RETRY_EVERY_S))
         self._transaction = HandlerTransaction(setup, server_start_us=self._server_start_us)
         self._has_opened, self._rest_until = True, {}
         self._unusable.errors.clear()
@@ -119,7 +119,7 @@ class Worker(Runner[Consumed]):
             "consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shard_count=len(self._shards)
         )
 
-    def _registered(self, connection: Connection) -> None:
+    def _registered(self, store: Store) -> None:
         """Reads what else is needed of Postgres at the start."""
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ class Worker(Runner[Consumed]):
         """Writes why a shard waits, for `penstock status`; None if it does no more."""
         assert self._transaction is not None
         with suppress(NotApplied):  # `penstock status` can do without
-            self._transaction.write(shard, lambda executor, _: self._checkpoints.note_waiting(executor, shard, reason))
+            self._transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, reason))
 
     def _say_unusable(self, shard: ShardName, error: PenstockError | None, retry_s: float) -> None:
         who = {"consumer": self.consumer.name, "shard": str(shard)}

@@ -3,6 +3,7 @@
     connections    how workers connect; transactions: their settings; executor: on a session's
     driver_errors  what an error of the server means
     statements     named blocks of SQL, from the ``.sql`` files beside the code that runs them; names inside of SQL
+    store          runs them: a connection and the pipeline whose tables it is for
     tables         the table that applications stage into, for SQLAlchemy Core, and the names of all
     registry       what is registered: ``registered_channels`` is the one answer to what a channel is; what is paused
     registration   whether a channel fits it

@@ -17,7 +17,7 @@ host or a database in their errors.  The errors here show neither the URL nor a 
 
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
@@ -38,8 +38,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import override
 
-from penstock.database.driver_errors import connection_errors, postgres_errors
-from penstock.database.statements import int_array, statements
+from penstock.database.driver_errors import connection_errors
+from penstock.database.statements import int_array
 from penstock.database.transactions import (
     HANDLER_TIMEOUT_S,
     REPLY_TIMEOUT_S,
@@ -53,7 +53,6 @@ from penstock.database.transactions import (
     table_settings,
 )
 from penstock.errors import InvalidSetting
-from penstock.records import Scope
 
 EXAMPLE = "postgresql://host/database"
 _SCHEMES = ("postgresql", "postgres")
@@ -128,21 +127,6 @@ def _check_options(parsed: PostgresUrl) -> None:
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-
-def fetch(
-    connection: Connection,
-    scope: Scope,
-    statement: str,
-    doing: str,
-    values: Mapping[str, Any] | None = None,
-    *,
-    binary: bool = False,
-) -> list[Any]:
-    """The rows of a statement by its package and name, ``penstock.journal.records_at``; raises as ``postgres_errors``."""
-    package, _, name = statement.rpartition(".")
-    with postgres_errors(doing):
-        return connection.execute(statements(package, scope.schema)[name], values, binary=binary).fetchall()
 
 
 CONNECT_TIMEOUT_S = 5

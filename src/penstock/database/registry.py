@@ -14,16 +14,13 @@ from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any, Literal
 
-from psycopg.rows import class_row
-
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
 from penstock.database.registration import Registration, check_declared, why_unregistered
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.declaring.kinds import Channel, LogChannel, Queue, Traits, get_traits
-from penstock.records import Scope, Shard, ShardName
+from penstock.records import Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +98,25 @@ class RegisteredChannel:
         return channel.kind == self.kind and channel.shards in {self.shards, *self.generations}
 
 
-def registered_channels(connection: Connection, scope: Scope) -> dict[str, RegisteredChannel]:
+def registered_channels(store: Store) -> dict[str, RegisteredChannel]:
     """All registered channels, by name and in its order."""
-    statement = statements("penstock.database", scope.schema)["registered_channels"]
-    with postgres_errors("reading the channels"), connection.cursor(row_factory=class_row(RegisteredChannel)) as cursor:
-        return {channel.name: channel for channel in cursor.execute(statement, binary=True)}
+    channels = store.objects(RegisteredChannel, "registered_channels", doing="reading the channels")
+    return {channel.name: channel for channel in channels}
 
 
-def read_queue_limits(executor: Executor, scope: Scope, queue: str) -> dict[str, Any]:
+def read_queue_limits(store: Store[Executor], queue: str) -> dict[str, Any]:
     """The limits that hold of a queue: as it is registered, after those that were set, as ``Queue.limits_as_json``."""
-    statement = statements("penstock.database", scope.schema)["queue_limits"]
-    if (row := executor.execute(statement, {"channel": queue}).fetchone()) is None:
+    if (row := store.row("queue_limits", {"channel": queue})) is None:
         return {}
     declared, own = map(json.loads, row)
     return {"within": "queue", **declared, **{kind: {**declared.get(kind, {}), **rows} for kind, rows in own.items()}}
 
 
-def register_channel(connection: Connection, scope: Scope, channel: Channel) -> None:
+def register_channel(store: Store, channel: Channel) -> None:
     """Registers a channel, or updates its ``keep`` and ``max_bytes``, the streams and limits of a queue, the entries and memory of a log."""
-    sql = statements("penstock.database", scope.schema)
     with postgres_errors(f"registering channel {channel.name}"):
-        connection.execute(
-            sql["register_channel"],
+        store.execute(
+            "register_channel",
             {
                 "channel": channel.name,
                 "kind": channel.kind,
@@ -136,25 +130,22 @@ def register_channel(connection: Connection, scope: Scope, channel: Channel) -> 
                 "limits": json.dumps(channel.limits_as_json if isinstance(channel, Queue) else {}),
             },
         )
-        found = connection.execute(
-            sql["check_channel"], {"channel": channel.name, "kind": channel.kind, "shards": channel.shards}
-        ).fetchone()
+        found = store.row("check_channel", {"channel": channel.name, "kind": channel.kind, "shards": channel.shards})
     if found is not None:
         check_declared(channel, Registration(*found))
 
 
-def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> RegisteredChannel:
+def register_consumer(store: Store, consumer: ConsumerSpec) -> RegisteredChannel:
     """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel."""
-    register_channel(connection, scope, consumer.channel)
-    sql = statements("penstock.database", scope.schema)
-    with postgres_errors(f"registering consumer {consumer.name}"), connection.transaction():
+    register_channel(store, consumer.channel)
+    with store.transaction(f"registering consumer {consumer.name}"):
         # Retention takes the same lock, so it does not remove what `start` has just pointed at.
         # A change of the number of shards takes it, too: it gives the consumers that there are checkpoints in the new ones.
-        connection.execute(sql["lock_channel"], {"channel": consumer.channel.name})
-        channel = registered_channels(connection, scope)[consumer.channel.name]
-        check_not_renamed(connection, scope, consumer)
-        connection.execute(
-            sql["register_consumer"],
+        store.execute("lock_channel", {"channel": consumer.channel.name})
+        channel = registered_channels(store)[consumer.channel.name]
+        check_not_renamed(store, consumer)
+        store.execute(
+            "register_consumer",
             {
                 "consumer": consumer.name,
                 "channel": consumer.channel.name,
@@ -165,16 +156,15 @@ def register_consumer(connection: Connection, scope: Scope, consumer: ConsumerSp
     return channel
 
 
-def check_not_renamed(connection: Connection, scope: Scope, consumer: ConsumerSpec) -> None:
+def check_not_renamed(store: Store, consumer: ConsumerSpec) -> None:
     """Checks that the consumer has the name that it is declared by."""
-    if (successor := find_successor(connection, scope, consumer.name)) is not None:
+    if (successor := find_successor(store, consumer.name)) is not None:
         raise why_unregistered(consumer.name, successor)
 
 
-def find_successor(connection: Connection, scope: Scope, consumer: str) -> str | None:
+def find_successor(store: Store, consumer: str) -> str | None:
     """The name that a consumer of this former name has now."""
-    former = statements("penstock.database", scope.schema)["former_consumer"]
-    row = connection.execute(former, {"consumer": consumer}).fetchone()
+    row = store.row("former_consumer", {"consumer": consumer})
     return None if row is None else str(row[0])
 
 
@@ -206,12 +196,12 @@ class Pause:
         return self.name == (consumer if self.kind == "consumer" else channel)
 
 
-def read_pauses(executor: Executor, scope: Scope) -> tuple[Pause, ...]:
+def read_pauses(store: Store[Executor]) -> tuple[Pause, ...]:
     """All pauses: channels first."""
-    rows = executor.execute(statements("penstock.database", scope.schema)["pauses"]).fetchall()
+    rows = store.rows("pauses")
     return tuple(Pause(*row) for row in rows)
 
 
-def find_pause(executor: Executor, scope: Scope, consumer: str, channel: str) -> Pause | None:
+def find_pause(store: Store[Executor], consumer: str, channel: str) -> Pause | None:
     """The pause of a consumer of a channel; None if nothing holds it."""
-    return next((pause for pause in read_pauses(executor, scope) if pause.holds(consumer, channel)), None)
+    return next((pause for pause in read_pauses(store) if pause.holds(consumer, channel)), None)

@@ -4,11 +4,11 @@
     -- The reason for anything unusual in the statement.
     SELECT …
 
-``{schema}`` is replaced by the quoted name of the Penstock schema.  Values are always bound.
+A name is there once, in all files.  ``{schema}`` is replaced by the quoted name of the Penstock schema.  Values are always bound.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -51,18 +51,26 @@ _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 
 @cache
-def statements(package: str, schema: str) -> dict[str, bytes]:
-    """The named statements of a package, by its dotted name, ready for a psycopg cursor.
+def statements(schema: str) -> dict[str, bytes]:
+    """All statements by their names, ready for a psycopg cursor.
 
     The schema's name was validated before.
     """
-    texts = [file.read_text(encoding="utf-8") for file in files(package).iterdir() if file.name.endswith(".sql")]
+    texts = [file.read_text(encoding="utf-8") for file in _find_files(files("penstock"))]
     quoted = quote(schema)
     parts = [part for text in texts for part in _HEADING.split(text)[1:]]
     return {
         name: body.strip().rstrip(";").replace("{schema}", quoted).encode()
         for name, body in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+def _find_files(folder: Traversable) -> Iterator[Traversable]:
+    for entry in folder.iterdir():
+        if entry.name.endswith(".sql"):
+            yield entry
+        elif "." not in entry.name and not entry.name.startswith("_") and entry.is_dir():
+            yield from _find_files(entry)
 
 
 def name_shards(shards: Iterable[ShardName]) -> dict[str, list[str] | list[int]]:

@@ -15,6 +15,7 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
+from penstock.database.store import Store
 from penstock.display import format_count
 from penstock.django.apps import get_database_url, get_pipeline
 from penstock.django.models import Letter
@@ -58,7 +59,7 @@ class LetterAdmin(admin.ModelAdmin):
         position = _find_position(request.GET)
         letter_filter = LetterFilter(request.GET.get("of") or None)
         with _connected() as (connection, scope):
-            letters = newest(connection, letter_filter, after=position, limit=PAGE, scope=scope)
+            letters = newest(Store(connection, scope), letter_filter, after=position, limit=PAGE)
         last = letters[-1] if len(letters) == PAGE else None
         named_letters = [(_name(letter), letter) for letter in letters]
         return self._show(
@@ -79,8 +80,8 @@ class LetterAdmin(admin.ModelAdmin):
         from penstock.operating.letters import read_record  # noqa: PLC0415  the driver's part
 
         with _connected() as (connection, scope):
-            letter = next(iter(_find(connection, scope, [object_id])), None)
-            record = None if letter is None else read_record(connection, letter, scope=scope)
+            letter = next(iter(_find(Store(connection, scope), [object_id])), None)
+            record = None if letter is None else read_record(Store(connection, scope), letter)
         if letter is None or record is None:
             raise Http404
         return self._show(request, "dead_letter", letter=letter, record=record, title=_name(letter))
@@ -111,10 +112,10 @@ class LetterAdmin(admin.ModelAdmin):
 
         requested = 0
         with _connected() as (connection, scope), connection.transaction():
-            letters = _find(connection, scope, request.POST.getlist("letter"))
+            letters = _find(Store(connection, scope), request.POST.getlist("letter"))
             chosen = [letter for letter in letters if not letter.superseded_by]
             if chosen:
-                requested = request_retries(connection, chosen, scope=scope)
+                requested = request_retries(Store(connection, scope), chosen)
                 commands = "; ".join(
                     f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
                     for letter in chosen
@@ -123,7 +124,7 @@ class LetterAdmin(admin.ModelAdmin):
                     request.user.get_username(),
                     f"Retry {format_count(requested, 'dead letter')}",
                 )
-                note_action(connection, user, title, commands, scope=scope)
+                note_action(Store(connection, scope), user, title, commands)
         self.message_user(
             request,
             f"Workers retry {format_count(requested, 'dead letter')} within seconds, unless they "
@@ -164,7 +165,7 @@ def _name(letter: "DeadLetterRow") -> str:
     return f"{letter.consumer} {letter.place}"
 
 
-def _find(connection: "Connection", scope: "Scope", names: Sequence[str]) -> "list[DeadLetterRow]":
+def _find(store: Store["Connection"], names: Sequence[str]) -> "list[DeadLetterRow]":
     """Finds the dead letters by consumer and place; leaves out those that are gone."""
     from penstock.operating.letters import find  # noqa: PLC0415  the driver's part
     from penstock.records import parse_place  # noqa: PLC0415  the same
@@ -173,7 +174,7 @@ def _find(connection: "Connection", scope: "Scope", names: Sequence[str]) -> "li
     for name in names:
         consumer, _, place = name.partition(" ")
         try:
-            letters.append(find(connection, consumer, parse_place(place), scope=scope))
+            letters.append(find(store, consumer, parse_place(place)))
         except (Unknown, InvalidSetting):
             continue
     return letters

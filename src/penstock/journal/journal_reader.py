@@ -14,9 +14,9 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each
 from penstock.channels.routing import log_keys, next_shards
 from penstock.channels.server import pipelined
-from penstock.database.connections import Connection, fetch
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards
+from penstock.database.store import Store
 from penstock.errors import ForeignLog
 from penstock.records import (
     Epoch,
@@ -84,7 +84,7 @@ class Since:
 
 
 def offsets_since(
-    connection: Connection, scope: Scope, shards: Iterable[ShardName], moment: Moment
+    store: Store, shards: Iterable[ShardName], moment: Moment
 ) -> dict[ShardName, Since]:
     """Finds, in each shard, the first record that was staged at a time or later.
 
@@ -98,16 +98,16 @@ def offsets_since(
         "margin": CLOCK_MARGIN,
     }
     doing, values = "looking for a time in the journal", {**name_shards(shards), **since}
-    rows = fetch(connection, scope, "penstock.journal.offsets_since", doing, values, binary=True)
+    rows = store.rows("offsets_since", values, doing=doing, binary=True)
     return {
         ShardName(channel, Shard(shard)): Since(Offset(previous), removed, staged_at)
         for channel, shard, previous, removed, staged_at in rows
     }
 
 
-def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
+def missed_records(store: Store) -> list[MissedRecords]:
     """Returns the records that the last tick saw and gave no offset."""
-    rows = fetch(connection, scope, "penstock.journal.missed_records", "looking for missed records")
+    rows = store.rows("missed_records", doing="looking for missed records")
     return [
         MissedRecords(ShardName(channel, Shard(shard)), count, first, is_isolated)
         for channel, shard, count, first, is_isolated in rows
@@ -115,7 +115,7 @@ def missed_records(connection: Connection, scope: Scope) -> list[MissedRecords]:
 
 
 def journal_bounds(
-    connection: Connection, scope: Scope, shards: Iterable[ShardName] | None = None
+    store: Store, shards: Iterable[ShardName] | None = None
 ) -> dict[ShardName, tuple[Offset, Offset]]:
     """Returns the first and last offset of shards in the journal; (1, 0) for an empty shard.
 
@@ -124,52 +124,46 @@ def journal_bounds(
     """
     doing = "reading the ends of the journal"
     if shards is None:
-        rows = fetch(connection, scope, "penstock.journal.every_bounds", doing)
+        rows = store.rows("every_bounds", doing=doing)
     else:
-        rows = fetch(connection, scope, "penstock.journal.bounds", doing, name_shards(shards))
+        rows = store.rows("bounds", name_shards(shards), doing=doing)
     return {
         ShardName(channel, Shard(shard)): (Offset(first), Offset(last))
         for channel, shard, first, last in rows
     }
 
 
-def journal_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
+def journal_tails(store: Store) -> dict[ShardName, Offset]:
     """Returns the last offset of every shard in the journal."""
-    return {shard: last for shard, (_, last) in journal_bounds(connection, scope).items()}
+    return {shard: last for shard, (_, last) in journal_bounds(store).items()}
 
 
-def registered_tails(connection: Connection, scope: Scope) -> dict[ShardName, Offset]:
+def registered_tails(store: Store) -> dict[ShardName, Offset]:
     """Returns the last offset of every shard of a registered channel; others are not published."""
-    rows = fetch(
-        connection, scope, "penstock.journal.registered_tails", "reading the journal's tails"
-    )
+    rows = store.rows("registered_tails", doing="reading the journal's tails")
     return {ShardName(channel, Shard(shard)): Offset(last) for channel, shard, last in rows}
 
 
-def has_record(connection: Connection, scope: Scope, record: LastRecord) -> bool:
+def has_record(store: Store, record: LastRecord) -> bool:
     """True if Postgres has a record with this id and time of staging."""
     values = {"id": record.id, "staged_us": record.staged_us}
-    [(exists,)] = fetch(
-        connection, scope, "penstock.journal.staged_at", "looking for a record", values
-    )
+    exists = store.value("staged_at", values, doing="looking for a record")
     return bool(exists)
 
 
-def known_shards(
-    connection: Connection, scope: Scope, declared: Iterable[ShardName] = ()
-) -> list[ShardName]:
+def known_shards(store: Store, declared: Iterable[ShardName] = ()) -> list[ShardName]:
     """Returns every shard that is registered or ``declared``."""
-    channels = registered_channels(connection, scope).values()
+    channels = registered_channels(store).values()
     registered = (shard for channel in channels for shard in channel.shard_names)
     return sorted({*registered, *declared})
 
 
 def records_at(
-    connection: Connection, scope: Scope, offsets: Mapping[ShardName, Offset]
+    store: Store, offsets: Mapping[ShardName, Offset]
 ) -> dict[ShardName, JournaledRecord]:
     """Returns the journal's record at one offset of each shard; leaves out shards without one."""
     values = {**name_shards(offsets), "offsets": list(offsets.values())}
-    rows = fetch(connection, scope, "penstock.journal.records_at", "reading the journal", values)
+    rows = store.rows("records_at", values, doing="reading the journal")
     return {
         ShardName(channel, Shard(shard)): JournaledRecord(record_id, staged_us)
         for channel, shard, record_id, staged_us in rows
@@ -182,9 +176,8 @@ _EPOCH = re.compile(r"[0-9]{1,10}")
 
 
 def shards_to_compare(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> list[ShardName]:
@@ -192,14 +185,14 @@ def shards_to_compare(
 
     Postgres has lost them if it was restored to a time before the number of shards was changed.
     """
-    channels = registered_channels(connection, scope).values()
+    channels = registered_channels(store).values()
     beyond = [
         shard
         for channel in channels
         if channel.traits.keeps_records
         for shard in next_shards(channel.name, channel.total_shards)
     ]
-    written = ask_each(partial(log_epochs, client, scope), beyond, on_unusable)
+    written = ask_each(partial(log_epochs, client, store.scope), beyond, on_unusable)
     registered = (shard for channel in channels for shard in channel.shard_names)
     return sorted({*registered, *declared, *written})
 

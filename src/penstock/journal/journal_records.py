@@ -17,7 +17,7 @@ from penstock.channels.server import connect_redis
 from penstock.database.connections import WorkerConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import ServerUnavailable
 from penstock.journal.lineage import check_epoch, check_same_server, check_tails, server_start_us
 from penstock.parsing import find_number
@@ -48,12 +48,7 @@ class FoundRecords(NamedTuple):
 
 
 def read_records(
-    executor: Executor,
-    schema: str,
-    offsets: OffsetRange,
-    *,
-    max_bytes: int,
-    backwards: bool = False,
+    store: Store[Executor], offsets: OffsetRange, *, max_bytes: int, backwards: bool = False
 ) -> FoundRecords:
     """Reads the records of a range from Postgres, up to the limit.
 
@@ -67,9 +62,7 @@ def read_records(
         "last": offsets.last,
     }
     limits = {"bytes": max_bytes, "direction": -1 if backwards else 1}
-    rows = executor.execute(
-        statements("penstock.journal", schema)["records"], {**values, **limits}
-    ).fetchall()
+    rows = store.rows("records", {**values, **limits})
     records = make_records(offsets.shard, (row[1:] for row in rows))
     return FoundRecords(records, int(rows[-1][0]) if rows else 0)
 
@@ -168,17 +161,17 @@ class JournalRecords:
         if self._compared.get(log_slice.shard) != log_slice.info.epoch:
             self._compare(self._connection, log_slice)
         with postgres_errors("reading the journal"), self._connection.transaction():
-            started_us = server_start_us(self._connection, self._scope)
+            started_us = server_start_us(Store(self._connection, self._scope))
             check_same_server(started_us, self._server_start_us)
-            return fill(self._connection, self._scope, log_slice)
+            return fill(Store(self._connection, self._scope), log_slice)
 
     def _connect(self) -> WorkerConnection:
         connection = connect_postgres(
             self._database_url, application="reader", prepare=self._prepare
         )
         try:
-            check_revision(connection, self._scope)
-            self._server_start_us = server_start_us(connection, self._scope)
+            check_revision(Store(connection, self._scope))
+            self._server_start_us = server_start_us(Store(connection, self._scope))
         except BaseException:
             connection.close()
             raise
@@ -186,10 +179,10 @@ class JournalRecords:
 
     def _compare(self, connection: WorkerConnection, log_slice: LogSlice) -> None:
         if (epoch := find_number(log_slice.info.epoch.encode())) is not None:
-            check_epoch(connection, self._scope, Epoch(epoch))
+            check_epoch(Store(connection, self._scope), Epoch(epoch))
         if self._client is None:
             self._client = connect_redis(self._redis_url)
-        check_tails(connection, self._client, self._scope, [log_slice.shard])
+        check_tails(Store(connection, self._scope), self._client, [log_slice.shard])
         self._compared[log_slice.shard] = log_slice.info.epoch
 
     def _disconnect(self) -> None:
@@ -235,9 +228,7 @@ class AsyncJournalRecords:
         await self.aclose()
 
 
-def fill(
-    executor: Executor, scope: Scope, log_slice: LogSlice, *, max_bytes: int = MAX_BYTES
-) -> LogSlice:
+def fill(store: Store[Executor], log_slice: LogSlice, *, max_bytes: int = MAX_BYTES) -> LogSlice:
     """Fills a slice with its evicted records from the journal.
 
     The slice ends early where the limit was reached.  The payloads may take ``max_bytes`` as
@@ -247,7 +238,7 @@ def fill(
     step = -1 if log_slice.is_backwards else 1
     for offsets in log_slice.evicted[::step]:
         fetched = read_records(
-            executor, scope.schema, offsets, max_bytes=max_bytes, backwards=log_slice.is_backwards
+            store, offsets, max_bytes=max_bytes, backwards=log_slice.is_backwards
         )
         records += fetched.records
         max_bytes -= fetched.stored_bytes

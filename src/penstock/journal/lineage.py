@@ -16,9 +16,9 @@ from penstock.channels.isolation import OnUnusable, ShardError, ask_each, leavin
 from penstock.channels.log.streams import Extent, extents, last_records
 from penstock.channels.routing import log_keys
 from penstock.crash_points import crashpoint
-from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import quote, statements
+from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.errors import (
     DamagedJournal,
     ForeignLog,
@@ -67,9 +67,8 @@ class Lineage:
 
 
 def check_lineage(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     *,
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
@@ -82,35 +81,31 @@ def check_lineage(
     Shards that are ``declared`` are compared even if Postgres no longer knows them; ``on_unusable``
     is called with one whose keys cannot be compared, None raises.
     """
-    lineage = examine_lineage(connection, client, scope, declared=declared, on_unusable=on_unusable)
-    return _open_epoch(connection, scope, lineage) if lineage.has_moved else lineage.epoch
+    lineage = examine_lineage(store, client, declared=declared, on_unusable=on_unusable)
+    return _open_epoch(store, lineage) if lineage.has_moved else lineage.epoch
 
 
 def examine_lineage(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     *,
     declared: Iterable[ShardName] = (),
     on_unusable: OnUnusable | None = None,
 ) -> Lineage:
     """Compares like ``check_lineage``, without opening an epoch."""
-    sql = statements("penstock.journal", scope.schema)
-    current = server_identity(connection, scope)
+    current = server_identity(store)
     # Redis first: what it holds was in the journal before, and its epoch in Postgres.  Otherwise a
     # streamer at work would cause false alarms.
-    shards = shards_to_compare(connection, client, scope, declared, on_unusable)
-    logs = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
-    epochs = ask_each(partial(log_epochs, client, scope), shards, on_unusable)
+    shards = shards_to_compare(store, client, declared, on_unusable)
+    logs = ask_each(partial(extents, client, store.scope.namespace), shards, on_unusable)
+    epochs = ask_each(partial(log_epochs, client, store.scope), shards, on_unusable)
     newest_written = max(epochs.values(), default=Epoch(0))
     with postgres_errors("comparing epochs"):
-        newest = connection.execute(sql["newest_epoch"]).fetchone()
+        newest = store.row("newest_epoch")
         is_another = newest is not None and newest[1] != current.system_identifier
-        went_back = connection.execute(
-            sql["transaction_ids_went_back"], {"is_another": is_another}
-        ).fetchone()
+        went_back = store.row("transaction_ids_went_back", {"is_another": is_another})
     if newest is None or went_back is None:
-        raise _no_epoch(scope)
+        raise _no_epoch(store.scope)
     if went_back[0]:
         raise HistoryDiverged(
             "this database's transaction ids lie before those of its records or of its last tick: "
@@ -119,18 +114,16 @@ def examine_lineage(
             "reset epoch"
         )
     _compare_epochs(newest_written, newest[0])
-    _compare_tails(connection, client, scope, logs, on_unusable)
+    _compare_tails(store, client, logs, on_unusable)
     if is_another:
-        _check_ids(connection, scope)
+        _check_ids(store)
     epoch, system_identifier, timeline = newest
     return Lineage(epoch, ServerIdentity(system_identifier, timeline), current)
 
 
-def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
+def server_identity(store: Store) -> ServerIdentity:
     """Returns the identity of the server."""
-    rows = fetch(
-        connection, scope, "penstock.journal.server_state", "reading the identity of Postgres"
-    )
+    rows = store.rows("server_state", doing="reading the identity of Postgres")
     [(system_identifier, timeline, in_recovery, read_only)] = rows
     if in_recovery or read_only:
         raise ReadOnlyPostgres(
@@ -141,15 +134,13 @@ def server_identity(connection: Connection, scope: Scope) -> ServerIdentity:
     return ServerIdentity(system_identifier, timeline)
 
 
-def server_start_us(connection: Connection, scope: Scope) -> int:
+def server_start_us(store: Store) -> int:
     """Returns the start time of the server, in microseconds since 1970.
 
     Read before a comparison, it shows later that the server is still the one that was compared
     (``check_same_server``).
     """
-    [(started_us,)] = fetch(
-        connection, scope, "penstock.journal.server_start", "reading the start of Postgres"
-    )
+    started_us = store.value("server_start", doing="reading the start of Postgres")
     return int(started_us)
 
 
@@ -162,26 +153,25 @@ def check_same_server(started_us: int, compared_us: int | None) -> None:
         )
 
 
-def check_epoch(connection: Connection, scope: Scope, written: Epoch) -> None:
+def check_epoch(store: Store, written: Epoch) -> None:
     """Checks that Postgres knows the epoch in which a log was written."""
-    newest = fetch(connection, scope, "penstock.journal.newest_epoch", "comparing epochs")
+    newest = store.rows("newest_epoch", doing="comparing epochs")
     if not newest:
-        raise _no_epoch(scope)
+        raise _no_epoch(store.scope)
     _compare_epochs(written, newest[0][0])
 
 
 def check_tails(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     shards: Sequence[ShardName],
     on_unusable: OnUnusable | None = None,
 ) -> None:
     """Checks that each shard's log ends at or before its journal, with the same record."""
     # Redis first: what it holds was in the journal before.  Otherwise a streamer at work would
     # cause false alarms.
-    logs = ask_each(partial(extents, client, scope.namespace), shards, on_unusable)
-    _compare_tails(connection, client, scope, logs, on_unusable)
+    logs = ask_each(partial(extents, client, store.scope.namespace), shards, on_unusable)
+    _compare_tails(store, client, logs, on_unusable)
 
 
 def _no_epoch(scope: Scope) -> SchemaMissing:
@@ -201,9 +191,8 @@ def _compare_epochs(written: Epoch, newest: Epoch) -> None:
 
 
 def _compare_tails(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     logs: Mapping[ShardName, Extent],
     on_unusable: OnUnusable | None = None,
 ) -> None:
@@ -217,23 +206,23 @@ def _compare_tails(
         on_unusable(shard, error)
 
     filled = [shard for shard, extent in logs.items() if extent.entries]
-    newest = last_records(client, scope.namespace, filled, leave_out)
-    journal = journal_bounds(connection, scope, logs)
-    journaled = records_at(connection, scope, {s: last.place.offset for s, last in newest.items()})
+    newest = last_records(client, store.scope.namespace, filled, leave_out)
+    journal = journal_bounds(store, logs)
+    journaled = records_at(store, {s: last.place.offset for s, last in newest.items()})
     for shard in [shard for shard in logs if shard not in unusable]:
         tail, end, last = logs[shard].tail, journal[shard][1], newest.get(shard)
         with leaving_out(shard, on_unusable):
             if tail > end:
                 ahead = f"{shard}: the log goes to offset {tail}, the journal only to {end}"
-                raise _explain_ahead(connection, scope, ahead, end, last)
+                raise _explain_ahead(store, ahead, end, last)
             if last is not None and shard in journaled and not journaled[shard].is_same_as(last):
-                raise _explain_other(connection, scope, journaled[shard], last)
+                raise _explain_other(store, journaled[shard], last)
 
 
-def _check_ids(connection: Connection, scope: Scope) -> None:
+def _check_ids(store: Store) -> None:
     """Refuses another cluster that would give out ids again."""
-    table = {"table": quote(scope.schema, "staged_records")}
-    [(is_behind,)] = fetch(connection, scope, "penstock.journal.ids_behind", "comparing ids", table)
+    table = {"table": quote(store.scope.schema, "staged_records")}
+    is_behind = store.value("ids_behind", table, doing="comparing ids")
     if is_behind is not False:
         problem = (
             "the next id of staged_records is one that Postgres has: the database was copied "
@@ -241,8 +230,8 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
             if is_behind
             else "this is another cluster than before, and this role may not see whether its "
             "sequences were copied: GRANT SELECT ON SEQUENCE "
-            f"{scope.schema}.staged_records_id_seq TO it, or penstock init --roles, and start it "
-            "again"
+            f"{store.scope.schema}.staged_records_id_seq TO it, or penstock init --roles, "
+            "and start it again"
         )
         raise HistoryDiverged(
             f"{problem}. See docs: errors#historydiverged; then: penstock reset epoch"
@@ -250,20 +239,20 @@ def _check_ids(connection: Connection, scope: Scope) -> None:
 
 
 def _explain_ahead(
-    connection: Connection, scope: Scope, ahead: str, end: Offset, last: LastRecord | None
+    store: Store, ahead: str, end: Offset, last: LastRecord | None
 ) -> ForeignLog | DamagedJournal | HistoryDiverged:
     """Explains why a log is ahead of its journal.
 
     A foreign id, a deleted journal row, or lost commits.
     """
     if last is not None and last.place.offset <= end:
-        stream = log_keys(scope.namespace, last.place.shard).stream
+        stream = log_keys(store.scope.namespace, last.place.shard).stream
         return ForeignLog(
             f"{ahead}, and the last record in the log is at {last.place.offset}: something else "
             f"has added an entry and removed it. DEL {stream}: the streamer replays it from the "
             "journal"
         )
-    if last is not None and has_record(connection, scope, last):
+    if last is not None and has_record(store, last):
         return _damaged(f"{ahead}. Postgres has the log's last record ({last.id}), so rows of")
     return HistoryDiverged(
         f"{ahead}: Postgres has lost commits that were published (restored to a point in time, "
@@ -273,14 +262,14 @@ def _explain_ahead(
 
 
 def _explain_other(
-    connection: Connection, scope: Scope, journaled: JournaledRecord, last: LastRecord
+    store: Store, journaled: JournaledRecord, last: LastRecord
 ) -> DamagedJournal | HistoryDiverged:
     """Explains why the journal has another record at the log's tail.
 
     A deleted journal row, or lost commits.
     """
     differs = f"{last.place}: the log holds record {last.id}, the journal has {journaled.id} there"
-    if last.id != journaled.id and has_record(connection, scope, last):
+    if last.id != journaled.id and has_record(store, last):
         return _damaged(f"{differs}. Postgres has both, so rows of")
     return HistoryDiverged(
         differs
@@ -297,19 +286,18 @@ def _damaged(begin: str) -> DamagedJournal:
     )
 
 
-def _open_epoch(connection: Connection, scope: Scope, lineage: Lineage) -> Epoch:
+def _open_epoch(store: Store, lineage: Lineage) -> Epoch:
     """Opens a new epoch, because the server is another one and nothing published was lost."""
-    sql = statements("penstock.journal", scope.schema)
     following, old, new = Epoch(lineage.epoch + 1), lineage.recorded, lineage.current
     cluster = "the same" if old.system_identifier == new.system_identifier else "another"
     reason = (
         f"timeline {old.timeline} to {new.timeline}, cluster {cluster}; the log is not ahead "
         "of the journal"
     )
-    with postgres_errors("opening an epoch"), connection.transaction():
-        connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute(sql["open_epoch"], {"epoch": following, "reason": reason, **asdict(new)})
-        connection.execute(sql["move_tick"], {"epoch": following})
+    with store.transaction("opening an epoch"):
+        store.connection.execute("SET LOCAL synchronous_commit = on")
+        store.execute("open_epoch", {"epoch": following, "reason": reason, **asdict(new)})
+        store.execute("move_tick", {"epoch": following})
         crashpoint("epoch.before_commit")
     crashpoint("epoch.after_commit")
     return following

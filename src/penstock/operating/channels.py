@@ -24,14 +24,13 @@ from penstock.channels.channel_kinds import KINDS
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import redis_errors
 from penstock.crash_points import crashpoint
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.kinds import MAX_SHARDS, get_traits
 from penstock.errors import InvalidSetting, Refused, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Scope, Shard, ShardName
+from penstock.records import Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -50,13 +49,10 @@ class ListedChannel:
     declared: bool | None  # true if the pipeline declares it; None without a pipeline
 
 
-def list_channels(
-    connection: Connection, pipeline: Pipeline | None = None, *, scope: Scope = DEFAULT_SCOPE
-) -> list[ListedChannel]:
+def list_channels(store: Store, pipeline: Pipeline | None = None) -> list[ListedChannel]:
     """The registered channels, by name."""
-    schema = scope.schema if pipeline is None else pipeline.scope.schema
-    with postgres_errors("reading the channels"):
-        rows = connection.execute(statements("penstock.operating", schema)["list_channels"]).fetchall()
+    store = store if pipeline is None else Store(store.connection, pipeline.scope)
+    rows = store.rows("list_channels", doing="reading the channels")
     declared = None if pipeline is None else pipeline.channels.keys()
     return [
         ListedChannel(
@@ -68,19 +64,18 @@ def list_channels(
     ]
 
 
-def find_channel(connection: Connection, name: str, *, scope: Scope = DEFAULT_SCOPE) -> RegisteredChannel:
+def find_channel(store: Store, name: str) -> RegisteredChannel:
     """A registered channel; ``Unknown`` if there is none of that name."""
-    if (found := registered_channels(connection, scope).get(name)) is None:
-        raise unknown_channel(connection, scope, name)
+    if (found := registered_channels(store).get(name)) is None:
+        raise unknown_channel(store, name)
     return found
 
 
-def unknown_channel(connection: Connection, scope: Scope, name: str) -> Unknown:
+def unknown_channel(store: Store, name: str) -> Unknown:
     """The error for a name that is not registered: it lists those that are, and says if it was retired."""
-    sql = statements("penstock.operating", scope.schema)
-    retired = connection.execute(sql["retired_channel"], {"channel": name}).fetchone()
+    retired = store.row("retired_channel", {"channel": name})
     now = "" if retired is None else "; it was retired"
-    names = ", ".join(sorted(registered_channels(connection, scope)))
+    names = ", ".join(sorted(registered_channels(store)))
     return Unknown(
         f"no channel {name!r} is registered{now}; there are: "
         + (names or "none. A channel is registered by its streamer: penstock stream")
@@ -116,30 +111,28 @@ class ReshardPlan:
         return self.before != self.after
 
 
-def reshard(
-    connection: Connection, channel: str, shards: int, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
-) -> ReshardPlan:
+def reshard(store: Store, channel: str, shards: int, *, apply: bool = False) -> ReshardPlan:
     """Plans another number of shards for a log; with ``apply``, carries it out."""
     if not 1 <= shards <= MAX_SHARDS:
         raise InvalidSetting(f"--shards {shards}: it takes 1 to {MAX_SHARDS}")
-    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
-    with postgres_errors(f"changing the shards of {channel}"), connection.transaction():
+    key = {"channel": channel}
+    with store.transaction(f"changing the shards of {channel}"):
         # So does the registration of a consumer, which gives it checkpoints in all shards.
-        connection.execute(statements("penstock.database", scope.schema)["lock_channel"], key)
-        channels = registered_channels(connection, scope)
+        store.execute("lock_channel", key)
+        channels = registered_channels(store)
         if (registered := channels.get(channel)) is None:
-            raise unknown_channel(connection, scope, channel)
+            raise unknown_channel(store, channel)
         if not registered.traits.keeps_records:
             raise Refused(
                 f"{channel} is of kind {registered.kind}, and only the shards of logs can be changed. Open a channel of another "
                 "name, let its consumer work off both, then take the old one out of the pipeline: see docs/how-to/reshard.md"
             )
-        if elsewhere := connection.execute(sql["reporting_consumers"], key).fetchall():
+        if elsewhere := store.rows("reporting_consumers", key):
             raise Refused(
                 f"{channel} is read from another database by {elsewhere[0][0]}, which reads several sources and does not follow a "
                 "change of shards: the order of a key would be lost. Stage into a log of another name, which it reads, too"
             )
-        rows = connection.execute(sql["behind_in_shards"], key).fetchall()
+        rows = store.rows("behind_in_shards", key)
         plan = ReshardPlan(
             channel,
             registered.every_generation[-1].shards,
@@ -151,7 +144,7 @@ def reshard(
         if plan.applied:
             first = plan.first_shard
             numbers = {"shards": shards, "first_shard": first, "last_shard": first + shards - 1}
-            connection.execute(sql["begin_generation"], {**key, **numbers})
+            store.execute("begin_generation", {**key, **numbers})
     if plan.applied:
         changed = {"before": plan.before, "after": plan.after, "first_shard": plan.first_shard}
         log.warning("shards changed", channel=channel, **changed)
@@ -175,24 +168,22 @@ class LeftReader:
 
 
 @contextmanager
-def changing(connection: Connection, channel: str, scope: Scope, *, apply: bool) -> Iterator[None]:
+def changing(store: Store, channel: str, *, apply: bool) -> Iterator[None]:
     """A transaction; with ``apply``, nothing is registered, sequenced or retained meanwhile.
 
     It holds up the ticks of all channels: whatever takes long is done before or after it.
     """
-    sql = statements("penstock.operating", scope.schema)
-    lock = statements("penstock.database", scope.schema)["lock_channel"]
     with postgres_errors(f"retiring {channel}"):
         try:
-            with connection.transaction():
+            with store.connection.transaction():
                 if apply:
-                    connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+                    store.connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
                     # Redis is changed afterwards, and that cannot be taken back.
-                    connection.execute("SET LOCAL synchronous_commit = on")
-                    connection.execute(sql["lock_registry"])
+                    store.connection.execute("SET LOCAL synchronous_commit = on")
+                    store.execute("lock_registry")
                     # Retention holds the row while it removes from the journal.
-                    connection.execute(lock, {"channel": channel})
-                    connection.execute(sql["lock_ticks"])
+                    store.execute("lock_channel", {"channel": channel})
+                    store.execute("lock_ticks")
                 yield
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise Refused(
@@ -256,14 +247,13 @@ class Retirement:
         return self.staged + sum(each.unread + each.dead_letters for each in self.readers)
 
 
-def retire_channel(  # noqa: PLR0913  how it is done
-    connection: Connection,
+def retire_channel(
+    store: Store,
     client: RedisClient,
     channel: str,
     *,
     discard: bool = False,
     apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
     pause: Callable[[float], None] = sleep,
 ) -> Retirement:
     """Plans the removal of a channel with everything that it holds; with ``apply``, carries it out.
@@ -271,25 +261,25 @@ def retire_channel(  # noqa: PLR0913  how it is done
     Afterwards nothing can be staged for it, and nobody can read it, until ``adopt_channel``.  It may be repeated: after a
     failure, and for records that were staged while it ran.
     """
-    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
-    with changing(connection, channel, scope, apply=apply):
-        plan = read_plan(connection, channel, scope)
+    key = {"channel": channel}
+    with changing(store, channel, apply=apply):
+        plan = read_plan(store, channel)
         if plan.unread and not discard and apply:
             raise Refused(
                 f"{channel}: {plan.unread:,} records have not been read, and would be lost. Let its consumers finish; or lose "
                 f"them: penstock channels retire {channel} --discard --apply"
             )
         if apply:
-            connection.execute(sql["retire_channel"], key)
+            store.execute("retire_channel", key)
     if not apply:
         return plan
     crashpoint("retire.after_registry")
     pause(SETTLE_S)
     try:
-        delete_keys(client, channel, plan.shards, scope)
-        _remove_records(connection, channel, scope)
+        delete_keys(client, channel, plan.shards, store.scope)
+        _remove_records(store, channel)
         crashpoint("retire.after_journal")
-        delete_keys(client, channel, plan.shards, scope)
+        delete_keys(client, channel, plan.shards, store.scope)
     except ServerUnavailable as error:
         done = f"{channel} is retired in Postgres, but not in Redis"
         raise type(error)(f"{done}: {error}. Then repeat it: penstock channels retire {channel} --apply") from error
@@ -305,49 +295,47 @@ def retire_channel(  # noqa: PLR0913  how it is done
     return replace(plan, applied=True)
 
 
-def adopt_channel(
-    connection: Connection, client: RedisClient, channel: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
-) -> None:
+def adopt_channel(store: Store, client: RedisClient, channel: str, *, apply: bool = False) -> None:
     """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out."""
-    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
-    with postgres_errors(f"adopting {channel}"), connection.transaction():
-        if connection.execute(sql["retired_channel"], key).fetchone() is None:
+    key = {"channel": channel}
+    with store.transaction(f"adopting {channel}"):
+        if store.row("retired_channel", key) is None:
             raise Unknown(f"no channel {channel!r} was retired: a new name, or one in use, need not be adopted")
-        left = read_plan(connection, channel, scope)
-        keys = count_keys(client, channel, left.shards, scope)
+        left = read_plan(store, channel)
+        keys = count_keys(client, channel, left.shards, store.scope)
         if left.records or left.staged or keys:
             raise Refused(
                 f"{channel}: {left.records + left.staged:,} records and {keys} keys in Redis are left of the retired "
                 f"channel. Remove them first: penstock channels retire {channel} --discard --apply"
             )
         if apply:
-            connection.execute(sql["adopt_channel"], key)
+            store.execute("adopt_channel", key)
     if apply:
         log.warning("channel adopted", channel=channel)
 
 
-def read_plan(connection: Connection, channel: str, scope: Scope) -> Retirement:
+def read_plan(store: Store, channel: str) -> Retirement:
     """The contents of a channel in Postgres, which a retirement removes."""
-    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
-    [(kind, shards, records, staged)] = connection.execute(sql["channel_contents"], key).fetchall()
-    readers = connection.execute(sql["channel_readers"], key).fetchall()
-    if kind is None and connection.execute(sql["retired_channel"], key).fetchone() is None:
-        raise unknown_channel(connection, scope, channel)
+    key = {"channel": channel}
+    [(kind, shards, records, staged)] = store.rows("channel_contents", key)
+    readers = store.rows("channel_readers", key)
+    if kind is None and store.row("retired_channel", key) is None:
+        raise unknown_channel(store, channel)
     outstanding = 0
     if get_traits(kind).has_jobs:
-        [(outstanding,)] = connection.execute(sql["outstanding_jobs"], key).fetchall()
+        outstanding = store.value("outstanding_jobs", key)
     # How many shards a retired channel had is not known any more.
     shards = max(MAX_SHARDS, shards) if kind is None else shards
     return Retirement(channel, kind, shards, records, staged, outstanding, tuple(LeftReader(*row) for row in readers))
 
 
-def _remove_records(connection: Connection, channel: str, scope: Scope) -> None:
+def _remove_records(store: Store, channel: str) -> None:
     """Removes the journal's rows and the records, in many short transactions."""
-    sql, key = statements("penstock.operating", scope.schema), {"channel": channel}
+    key = {"channel": channel}
     with postgres_errors(f"removing the records of {channel}"):
         while True:
-            [(entries, _)] = connection.execute(sql["remove_journal"], {**key, "entries": ENTRIES_A_TIME}).fetchall()
+            [(entries, _)] = store.rows("remove_journal", {**key, "entries": ENTRIES_A_TIME})
             if not entries:
                 break
-        connection.execute(sql["remove_waiting"], key)
-        connection.execute(sql["remove_staged"], key)
+        store.execute("remove_waiting", key)
+        store.execute("remove_staged", key)

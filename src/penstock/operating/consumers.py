@@ -6,13 +6,10 @@ from typing import Literal
 
 import structlog
 
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import find_successor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.kinds import REPLAY_RULE, checked_consumer
 from penstock.errors import Refused, Unknown
-from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
 
@@ -30,33 +27,26 @@ class RegisteredConsumer:
     dead_letters: int
 
 
-def list_consumers(
-    connection: Connection, consumer: str | None = None, *, scope: Scope = DEFAULT_SCOPE
-) -> list[RegisteredConsumer]:
+def list_consumers(store: Store, consumer: str | None = None) -> list[RegisteredConsumer]:
     """The registered consumers, or those of one name."""
-    sql = statements("penstock.operating", scope.schema)
-    with postgres_errors("reading the consumers"):
-        rows = connection.execute(sql["registered_consumers"], {"consumer": consumer}, binary=True).fetchall()
+    rows = store.rows("registered_consumers", {"consumer": consumer}, binary=True, doing="reading the consumers")
     return [RegisteredConsumer(*row) for row in rows]
 
 
-def retire(
-    connection: Connection, consumer: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
-) -> list[RegisteredConsumer]:
+def retire(store: Store, consumer: str, *, apply: bool = False) -> list[RegisteredConsumer]:
     """Plans the removal of a consumer's checkpoints and dead letters; with ``apply``, carries it out.
 
     Retention then no longer waits for it.  Started again, it is a new consumer and begins at its ``start``.  A name that a
     consumer had before it was renamed may be used again.
     """
-    sql = statements("penstock.operating", scope.schema)
-    with postgres_errors(f"retiring {consumer}"), connection.transaction():
-        found = list_consumers(connection, consumer, scope=scope)
-        if not found and not _free(connection, consumer, scope, apply=apply):
-            raise unknown_consumer(connection, consumer, scope)
+    with store.transaction(f"retiring {consumer}"):
+        found = list_consumers(store, consumer)
+        if not found and not _free(store, consumer, apply=apply):
+            raise unknown_consumer(store, consumer)
         if apply:
-            lock_consumer(connection, consumer, scope)
+            lock_consumer(store, consumer)
         for each in found if apply else ():
-            connection.execute(sql["retire_consumer"], {"consumer": consumer, "channel": each.channel})
+            store.execute("retire_consumer", {"consumer": consumer, "channel": each.channel})
     if apply:
         for each in found:
             log.warning(
@@ -70,19 +60,17 @@ def retire(
     return found
 
 
-def _free(connection: Connection, consumer: str, scope: Scope, *, apply: bool) -> bool:
+def _free(store: Store, consumer: str, *, apply: bool) -> bool:
     """True if a consumer once had this name; with ``apply``, another one may have it."""
-    if find_successor(connection, scope, consumer) is None:
+    if find_successor(store, consumer) is None:
         return False
     if apply:
-        connection.execute(statements("penstock.operating", scope.schema)["free_consumer"], {"consumer": consumer})
+        store.execute("free_consumer", {"consumer": consumer})
         log.warning("name of a consumer freed", consumer=consumer)
     return True
 
 
-def rename(
-    connection: Connection, consumer: str, successor: str, *, apply: bool = False, scope: Scope = DEFAULT_SCOPE
-) -> list[RegisteredConsumer]:
+def rename(store: Store, consumer: str, successor: str, *, apply: bool = False) -> list[RegisteredConsumer]:
     """Plans another name for a consumer; with ``apply``, carries it out.
 
     Checkpoints, dead letters and the history of reconciliations go with it.  A worker that still has the old name stops,
@@ -90,21 +78,20 @@ def rename(
     """
     for name in (consumer, successor):
         checked_consumer(name)
-    sql = statements("penstock.operating", scope.schema)
     names = {"consumer": consumer, "successor": successor}
-    with postgres_errors(f"renaming {consumer}"), connection.transaction():
-        found = list_consumers(connection, consumer, scope=scope)
+    with store.transaction(f"renaming {consumer}"):
+        found = list_consumers(store, consumer)
         if not found:
-            raise unknown_consumer(connection, consumer, scope)
+            raise unknown_consumer(store, consumer)
         if apply:
-            lock_consumer(connection, consumer, scope)
-            connection.execute(sql["lock_checkpoints"], {"consumer": successor})
-        _check_here(connection, sql, names)
-        _check_free(connection, sql, names, scope)
+            lock_consumer(store, consumer)
+            store.execute("lock_checkpoints", {"consumer": successor})
+        _check_here(store, names)
+        _check_free(store, names)
         if apply:
             # A streamer with the new name may have registered it: nothing was applied yet.
-            connection.execute(sql["forget_consumer"], {"consumer": successor})
-            connection.execute(sql["rename_consumer"], names)
+            store.execute("forget_consumer", {"consumer": successor})
+            store.execute("rename_consumer", names)
     if apply:
         for each in found:
             log.warning(
@@ -118,9 +105,9 @@ def rename(
     return found
 
 
-def _check_here(connection: Connection, sql: dict[str, bytes], names: dict[str, str]) -> None:
+def _check_here(store: Store, names: dict[str, str]) -> None:
     """Checks that the checkpoints are in this database: its link would take a renaming here for a retirement."""
-    found = {name for (name,) in connection.execute(sql["reported_names"], names)}
+    found = {name for (name,) in store.rows("reported_names", names)}
     consumer, successor = names["consumer"], names["successor"]
     if consumer in found:
         raise Refused(
@@ -133,60 +120,56 @@ def _check_here(connection: Connection, sql: dict[str, bytes], names: dict[str, 
         )
 
 
-def _check_free(connection: Connection, sql: dict[str, bytes], names: dict[str, str], scope: Scope) -> None:
+def _check_free(store: Store, names: dict[str, str]) -> None:
     consumer, successor = names["consumer"], names["successor"]
-    now = find_successor(connection, scope, successor)
+    now = find_successor(store, successor)
     if now is not None and now != consumer:
         raise Refused(
             f"{successor} is the former name of {now}: a forgotten worker of that name would go on at the checkpoints of {consumer}. "
             f"Take another name; or, once no such worker is left, penstock consumers retire {successor} --apply frees the name"
         )
-    reads, would_read = (
-        {each.channel for each in list_consumers(connection, name, scope=scope)} for name in (consumer, successor)
-    )
+    reads, would_read = ({each.channel for each in list_consumers(store, name)} for name in (consumer, successor))
     if not would_read <= reads:
         raise Refused(
             f"{successor} is registered for {', '.join(sorted(would_read - reads))}, which {consumer} does not read. Take another "
             f"name, or: penstock consumers retire {successor} --apply"
         )
-    [(has_begun,)] = connection.execute(sql["has_begun"], {"consumer": successor}).fetchall()
+    has_begun = store.value("has_begun", {"consumer": successor})
     if consumer == successor or has_begun:
         raise Refused(
             f"{successor} has applied records already: two consumers cannot become one. Take another name; or remove "
             f"from the tables what it did, then: penstock consumers retire {successor} --apply"
         )
-    [(barriers,)] = connection.execute(sql["live_barriers"], {"consumer": consumer}).fetchall()
+    barriers = store.value("live_barriers", {"consumer": consumer})
     if barriers:
         raise Refused(f"a reconciliation of {consumer} is running: rename it when that has ended")
 
 
-def check_registered(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> None:
+def check_registered(store: Store, consumer: str) -> None:
     """Checks that a consumer of that name is registered."""
-    if not list_consumers(connection, consumer, scope=scope):
-        raise unknown_consumer(connection, consumer, scope)
+    if not list_consumers(store, consumer):
+        raise unknown_consumer(store, consumer)
 
 
-def unknown_consumer(connection: Connection, consumer: str, scope: Scope) -> Unknown:
+def unknown_consumer(store: Store, consumer: str) -> Unknown:
     """The error for a name that is not registered: it lists those that are, and says what a former one is now."""
-    names = sorted({each.consumer for each in list_consumers(connection, scope=scope)})
-    successor = find_successor(connection, scope, consumer)
+    names = sorted({each.consumer for each in list_consumers(store)})
+    successor = find_successor(store, consumer)
     now = "" if successor is None else f"; it is {successor} now"
     return Unknown(f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}")
 
 
-def find_halts(connection: Connection, consumer: str, *, scope: Scope = DEFAULT_SCOPE) -> list[tuple[str, str]]:
+def find_halts(store: Store, consumer: str) -> list[tuple[str, str]]:
     """The halted shards of a consumer, each with the reason."""
-    with postgres_errors("reading the checkpoints"):
-        rows = connection.execute(statements("penstock.operating", scope.schema)["halts"], {"consumer": consumer})
-        return [(f"{channel}/{shard}", reason) for channel, shard, reason in rows]
+    rows = store.rows("halts", {"consumer": consumer}, doing="reading the checkpoints")
+    return [(f"{channel}/{shard}", reason) for channel, shard, reason in rows]
 
 
-def lock_consumer(connection: Connection, consumer: str, scope: Scope) -> None:
+def lock_consumer(store: Store, consumer: str) -> None:
     """Locks a consumer's channels, as retention and its registration do, then its checkpoints: its handlers have ended."""
-    lock = statements("penstock.database", scope.schema)["lock_channel"]
-    for channel in sorted({each.channel for each in list_consumers(connection, consumer, scope=scope)}):
-        connection.execute(lock, {"channel": channel})
-    connection.execute(statements("penstock.operating", scope.schema)["lock_checkpoints"], {"consumer": consumer})
+    for channel in sorted({each.channel for each in list_consumers(store, consumer)}):
+        store.execute("lock_channel", {"channel": channel})
+    store.execute("lock_checkpoints", {"consumer": consumer})
 
 
 ReaderKind = Literal["consumer", "reported", "replay"]

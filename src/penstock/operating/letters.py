@@ -11,14 +11,13 @@ import structlog
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow, LetterTrial, Retried, letter_key, letter_keys, make_record
 from penstock.consuming.transaction import HandlerTransaction
-from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.connections import Database, connect_postgres, get_database_url
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.kinds import LogChannel
 from penstock.errors import DeclarationError, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Place, Record, Scope
+from penstock.records import Place, Record
 from penstock.schema.roles import check_privileges
 
 log = structlog.get_logger("penstock.operator")
@@ -61,19 +60,17 @@ class LetterPosition(NamedTuple):
 
 
 def newest(
-    connection: Connection,
+    store: Store,
     of: LetterFilter = LetterFilter(),
     *,
     after: DeadLetterRow | LetterPosition | None = None,
     limit: int = 50,
-    scope: Scope = DEFAULT_SCOPE,
 ) -> list[DeadLetterRow]:
     """A page of dead letters, the newest first; ``after``: the last one of the page before."""
-    sql = statements("penstock.operating", scope.schema)["dead_letters"]
     names = ("failed_at", "consumer", "channel", "shard", "offset")
     time, *rest = (getattr(after, name) for name in names) if after else (None, "", "", 0, 0)
     begin = dict(zip((f"after_{name}" for name in names[1:]), rest, strict=True))
-    return _read(connection, sql, {**asdict(of), "after_time": time, **begin, "limit": limit})
+    return _read(store, "dead_letters", {**asdict(of), "after_time": time, **begin, "limit": limit})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,50 +89,37 @@ MAX_GROUPED = 100_000
 """Dead letters that ``group`` counts at most: the newest."""
 
 
-def group(
-    connection: Connection,
-    of: LetterFilter = LetterFilter(),
-    *,
-    most: int | None = MAX_GROUPED,
-    scope: Scope = DEFAULT_SCOPE,
-) -> list[LetterGroup]:
+def group(store: Store, of: LetterFilter = LetterFilter(), *, most: int | None = MAX_GROUPED) -> list[LetterGroup]:
     """The newest dead letters, or with ``most=None`` all, counted by the class of their error; the largest groups first."""
-    sql = statements("penstock.operating", scope.schema)["dead_letter_groups"]
-    with postgres_errors("counting dead letters"):
-        rows = connection.execute(sql, {**asdict(of), "most": most}, binary=True)
-        return [LetterGroup(*row) for row in rows]
+    values = {**asdict(of), "most": most}
+    return [
+        LetterGroup(*row)
+        for row in store.rows("dead_letter_groups", values, binary=True, doing="counting dead letters")
+    ]
 
 
-def of_consumer(
-    connection: Connection, consumer: str, of: LetterFilter = LetterFilter(), *, scope: Scope = DEFAULT_SCOPE
-) -> list[DeadLetterRow]:
+def of_consumer(store: Store, consumer: str, of: LetterFilter = LetterFilter()) -> list[DeadLetterRow]:
     """All dead letters of a consumer, or those that a filter takes, in the order of the log."""
-    return _page(connection, consumer, of, None, None, scope)
+    return _page(store, consumer, of, None, None)
 
 
 def _page(
-    connection: Connection,
-    consumer: str,
-    of: LetterFilter,
-    after: DeadLetterRow | None,
-    limit: int | None,
-    scope: Scope,
+    store: Store, consumer: str, of: LetterFilter, after: DeadLetterRow | None, limit: int | None
 ) -> list[DeadLetterRow]:
-    sql, names = statements("penstock.operating", scope.schema)["dead_letters_of"], ("channel", "shard", "offset")
+    names = ("channel", "shard", "offset")
     begin = {f"after_{name}": getattr(after, name) if after else -1 for name in names}
     begin |= {"after_channel": after.channel if after else ""}
-    return _read(connection, sql, {**asdict(of), "consumer": consumer, **begin, "limit": limit})
+    return _read(store, "dead_letters_of", {**asdict(of), "consumer": consumer, **begin, "limit": limit})
 
 
-def find(connection: Connection, consumer: str, place: Place, *, scope: Scope = DEFAULT_SCOPE) -> DeadLetterRow:
+def find(store: Store, consumer: str, place: Place) -> DeadLetterRow:
     """The dead letter of a consumer at a place; ``Unknown`` if there is none."""
     where = {"consumer": consumer, "channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset}
-    return at(_read(connection, statements("penstock.operating", scope.schema)["dead_letter_at"], where), place)
+    return at(_read(store, "dead_letter_at", where), place)
 
 
-def _read(connection: Connection, sql: bytes, values: dict[str, Any]) -> list[DeadLetterRow]:
-    with postgres_errors("reading dead letters"):
-        return [DeadLetterRow(*row) for row in connection.execute(sql, values, binary=True)]
+def _read(store: Store, name: str, values: dict[str, Any]) -> list[DeadLetterRow]:
+    return [DeadLetterRow(*row) for row in store.rows(name, values, binary=True, doing="reading dead letters")]
 
 
 def at(letters: Iterable[DeadLetterRow], place: Place) -> DeadLetterRow:
@@ -146,24 +130,19 @@ def at(letters: Iterable[DeadLetterRow], place: Place) -> DeadLetterRow:
     raise Unknown(f"no dead letter at {place}; penstock dead-letters list shows where they are")
 
 
-def read_record(connection: Connection, letter: DeadLetterRow, *, scope: Scope = DEFAULT_SCOPE) -> Record | None:
+def read_record(store: Store, letter: DeadLetterRow) -> Record | None:
     """The record with its payload; None if the dead letter is gone."""
-    with postgres_errors("reading a dead letter"):
-        row = connection.execute(
-            statements("penstock.operating", scope.schema)["dead_letter"], letter_key(letter), binary=True
-        ).fetchone()
+    row = store.row("dead_letter", letter_key(letter), binary=True, doing="reading a dead letter")
     return None if row is None else make_record(letter, row)
 
 
-def drop(connection: Connection, letters: Sequence[DeadLetterRow], *, scope: Scope = DEFAULT_SCOPE) -> int:
+def drop(store: Store, letters: Sequence[DeadLetterRow]) -> int:
     """Gives dead letters up for ever: their records will have had no effect. Gives their number."""
-    lock = statements("penstock.operating", scope.schema)["lock_shard"]
-    remove = statements("penstock.consuming", scope.schema)["remove_dead_letter"]
     dropped = 0
     for letter in letters:
-        with postgres_errors("dropping a dead letter"), connection.transaction():
-            connection.execute(lock, letter_key(letter))
-            removed = connection.execute(remove, letter_key(letter)).rowcount
+        with store.transaction("dropping a dead letter"):
+            store.execute("lock_shard", letter_key(letter))
+            removed = store.execute("remove_dead_letter", letter_key(letter)).rowcount
         dropped += removed
         if removed:
             log.warning(
@@ -172,31 +151,27 @@ def drop(connection: Connection, letters: Sequence[DeadLetterRow], *, scope: Sco
     return dropped
 
 
-def request_retries(connection: Connection, letters: Sequence[DeadLetterRow], *, scope: Scope = DEFAULT_SCOPE) -> int:
+def request_retries(store: Store, letters: Sequence[DeadLetterRow]) -> int:
     """Asks the consumers' workers to retry dead letters; gives the number of those that are still there.
 
     A worker takes them within seconds, while its consumer is not paused; each of them once.
     """
-    sql = statements("penstock.consuming", scope.schema)["request_retries"]
-    with postgres_errors("requesting retries"):
-        return connection.execute(sql, letter_keys(letters)).rowcount
+    return store.execute("request_retries", letter_keys(letters), doing="requesting retries").rowcount
 
 
 BATCH = 1_000
 """Dead letters whose retries are requested at once."""
 
 
-def request_all(
-    connection: Connection, consumer: str, of: LetterFilter, *, scope: Scope = DEFAULT_SCOPE
-) -> Iterator[int]:
+def request_all(store: Store, consumer: str, of: LetterFilter) -> Iterator[int]:
     """Asks as ``request_retries`` for all dead letters that a filter takes, in the order of the log; gives the number of each batch.
 
     A batch is a statement, and so a transaction unless one is open: 100,000 rows at once would be locked for seconds.
     """
-    page = _page(connection, consumer, of, None, BATCH, scope)
+    page = _page(store, consumer, of, None, BATCH)
     while page:
-        yield request_retries(connection, page, scope=scope)
-        page = _page(connection, consumer, of, page[-1], BATCH, scope) if len(page) == BATCH else []
+        yield request_retries(store, page)
+        page = _page(store, consumer, of, page[-1], BATCH) if len(page) == BATCH else []
 
 
 def retry(
@@ -219,15 +194,13 @@ def retry(
     if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
         # A job is staged again: the role needs the rights of a producer as well.
         with connect_postgres(get_database_url(database), application="dead letters", prepare=False) as connection:
-            check_privileges(connection, pipeline.scope, "producer")
+            check_privileges(Store(connection, pipeline.scope), "producer")
     done: list[Retried] = []
     ordered = sorted(letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset))
     for (name, channel), group in groupby(ordered, key=lambda each: (each.consumer, each.channel)):
         consumer = _reading(consumers[name], channel)
         transaction = HandlerTransaction(WorkerSetup(pipeline, consumer, database, prepare=prepare))
-        trial = LetterTrial(
-            transaction, consumer, pipeline.scope, make_frame, patience_s=LOCK_TIMEOUT_S, superseded=superseded
-        )
+        trial = LetterTrial(transaction, consumer, make_frame, patience_s=LOCK_TIMEOUT_S, superseded=superseded)
         try:
             for letter in group:
                 done.append(trial.run(letter))

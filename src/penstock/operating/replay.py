@@ -15,14 +15,12 @@ from typing import Any
 
 import structlog
 
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import DamagedJournal, NotReplayable, Unknown
 from penstock.journal.journal_reader import Since, journal_bounds, offsets_since
 from penstock.operating.channels import unknown_channel
-from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard, ShardName
+from penstock.records import Moment, Offset, Place, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -89,16 +87,15 @@ BATCH = 5_000
 
 
 def replay(
-    connection: Connection,
+    store: Store,
     request: ReplayRequest,
     *,
     apply: bool = False,
     again: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Replay:
     """Plans a replay; with ``apply``, carries it out, or goes on with the same request's that was interrupted."""
-    run = _ReplayRun(connection, request, scope)
+    run = _ReplayRun(store, request)
     found = run.find()
     if again and found is not None and found.ended_at is not None:
         found = None
@@ -113,14 +110,13 @@ def replay(
 
 
 class _ReplayRun:
-    def __init__(self, connection: Connection, request: ReplayRequest, scope: Scope) -> None:
-        self._connection, self._request, self._scope = connection, request, scope
-        self._sql = statements(__package__, scope.schema)
+    def __init__(self, store: Store, request: ReplayRequest) -> None:
+        self._store, self._request = store, request
         self._names = {"channel": request.channel, "target": request.target, "request": request.text}
-        channels = registered_channels(connection, scope)
+        channels = registered_channels(store)
         for name in (request.channel, request.target):
             if name not in channels:
-                raise unknown_channel(connection, scope, name)
+                raise unknown_channel(store, name)
         self._source = channels[request.channel]
         _check_kinds(self._source, channels[request.target])
 
@@ -144,7 +140,7 @@ class _ReplayRun:
     def _find_times(self) -> list[Mapping[ShardName, Since]]:
         """Where the records begin and end, if times were given."""
         return [
-            offsets_since(self._connection, self._scope, self._source.shard_names, given)
+            offsets_since(self._store, self._source.shard_names, given)
             if isinstance(given, datetime | timedelta)
             else {}
             for given in (self._request.start, self._request.end)
@@ -160,7 +156,7 @@ class _ReplayRun:
                 raise Unknown(f"{place} is not in {self._request.channel}, or in another shard")
         if not shards:
             raise Unknown(f"channel {self._request.channel} has no shard {only}")
-        bounds = journal_bounds(self._connection, self._scope, shards)
+        bounds = journal_bounds(self._store, shards)
         ranges = [self._plan_shard(starts, shard, *bounds[shard]) for shard in shards]
         return Replay(
             None,
@@ -204,13 +200,12 @@ class _ReplayRun:
 
     def begin(self) -> Replay:
         """Writes down what is replayed, and registers its checkpoints."""
-        lock = statements("penstock.database", self._scope.schema)["lock_channel"]
         times = self._find_times()
-        with postgres_errors("beginning a replay"), self._connection.transaction():
+        with self._store.transaction("beginning a replay"):
             # As the registration of a consumer: retention does not remove what is planned now.  Nothing that takes long is done
             # while the row is held: streamers and applications need it, too.
-            if self._connection.execute(lock, self._names).fetchone() is None:
-                raise unknown_channel(self._connection, self._scope, self._source.name)
+            if self._store.row("lock_channel", self._names) is None:
+                raise unknown_channel(self._store, self._source.name)
             if (other := self.find()) is not None and other.ended_at is None:
                 return other  # another process was faster
             planned = self._plan_ranges(*times)
@@ -223,7 +218,7 @@ class _ReplayRun:
                 "lasts": [each.last for each in planned.shards],
             }
             [(number,)] = self._rows("begin_replay", values)
-            self._connection.execute(self._sql["register_replay"], {**values, "consumer": _name(number)})
+            self._store.execute("register_replay", {**values, "consumer": _name(number)})
         return replace(planned, replay=number)
 
     def carry_out(self, begun: Replay, on_batch: Callable[[int], None]) -> Replay:
@@ -240,8 +235,7 @@ class _ReplayRun:
                 staged += copies
                 on_batch(copies)
         names = {"replay": begun.replay, "consumer": _name(begun.replay), "channel": begun.channel}
-        with postgres_errors("ending a replay"):
-            self._connection.execute(self._sql["end_replay"], names)
+        self._store.execute("end_replay", names, doing="ending a replay")
         log.warning("replay ended", replay=begun.replay, target=begun.target, staged=staged)
         ended = self.find()
         assert ended is not None
@@ -256,8 +250,8 @@ class _ReplayRun:
             "shard": shard.shard,
             "replay": begun.replay,
         }
-        with postgres_errors("replaying"), self._connection.transaction():
-            row = self._connection.execute(self._sql["lock_progress"], names).fetchone()
+        with self._store.transaction("replaying"):
+            row = self._store.row("lock_progress", names)
             if row is None:
                 return self._check_ended(begun, shard)
             [after] = row
@@ -278,7 +272,7 @@ class _ReplayRun:
                     f"{refused} records after {Place(name, Offset(after))} have keys that the queue {begun.target} cannot take as tenants: "
                     "they are longer than 256 bytes, or have U+0001. Nothing of this batch was staged"
                 )
-            self._connection.execute(self._sql["note_progress"], {**names, "offset": last, "copies": copies})
+            self._store.execute("note_progress", {**names, "offset": last, "copies": copies})
         return last, copies
 
     def _check_ended(self, begun: Replay, shard: ReplayedShard) -> tuple[int, int]:
@@ -291,8 +285,7 @@ class _ReplayRun:
         )
 
     def _rows(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        with postgres_errors("replaying"):
-            return self._connection.execute(self._sql[name], values, binary=True).fetchall()
+        return self._store.rows(name, values, binary=True, doing="replaying")
 
 
 def _name(number: int) -> str:

@@ -358,7 +358,7 @@ LOCK TABLE {schema}.ticks, {schema}.journal, {schema}.staged_records, {schema}.c
 -- :name current_snapshot
 SELECT pg_current_snapshot()::text;
 
--- :name newest_epoch
+-- :name greatest_epoch
 SELECT max(epoch)
 FROM {schema}.epochs;
 

@@ -8,11 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.display import format_seconds
-from penstock.records import Scope
 
 LONG_S = 5.0
 """Seconds after which a session is shown."""
@@ -98,16 +95,13 @@ class WorkerSession:
                 return f"see what takes long: SELECT query FROM pg_stat_activity WHERE pid = {self.pid}"
 
 
-def read_sessions(connection: Connection, scope: Scope, longer_s: float | None = None) -> tuple[WorkerSession, ...]:
+def read_sessions(store: Store, longer_s: float | None = None) -> tuple[WorkerSession, ...]:
     """Reads the sessions that make no progress, by their process."""
-    sql = statements("penstock.operating", scope.schema)["worker_sessions"]
     found: dict[int, WorkerSession] = {}
     blockers: dict[int, list[Blocker]] = defaultdict(list)
-    with postgres_errors("reading the sessions of workers"):
-        for pid, application, kind, since_s, *blocker in connection.execute(
-            sql, {"longer_s": LONG_S if longer_s is None else longer_s}, binary=True
-        ):
-            found[pid] = WorkerSession(application, pid, kind, since_s)
-            if blocker[0] is not None:
-                blockers[pid].append(Blocker(*blocker))
+    values, doing = {"longer_s": LONG_S if longer_s is None else longer_s}, "reading the sessions of workers"
+    for pid, application, kind, since_s, *blocker in store.rows("worker_sessions", values, binary=True, doing=doing):
+        found[pid] = WorkerSession(application, pid, kind, since_s)
+        if blocker[0] is not None:
+            blockers[pid].append(Blocker(*blocker))
     return tuple(replace(each, blockers=tuple(blockers[pid])) for pid, each in found.items())

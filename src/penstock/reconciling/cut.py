@@ -24,7 +24,8 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors, sqlstate
 from penstock.database.registry import find_pause, registered_channels
-from penstock.database.statements import quote_literal, statements
+from penstock.database.statements import quote_literal
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import BarrierMissed, Halted, Paused, SnapshotLost, Unknown
 from penstock.journal.journal_reader import journal_tails
@@ -68,12 +69,12 @@ class Cut:
         return self.offsets.get(shard, Offset(0))
 
 
-WithinTick = Callable[[Connection, Mapping[ShardName, Offset]], object]
+WithinTick = Callable[[Store, Mapping[ShardName, Offset]], object]
 """Runs in the transaction of the tick, before the offsets of the cut are committed."""
 
 
 @contextmanager
-def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection, _offsets: None) -> Iterator[Cut]:
+def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _store, _offsets: None) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
 
     Producers do not wait; sequencers wait for the few milliseconds of one tick.  Raises
@@ -87,12 +88,13 @@ def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _connection,
             with ticker.transaction():
                 ticker.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
                 ticker.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode())
-                ticker.execute(statements("penstock.reconciling", scope.schema)["hold_sequencers"])
+                store = Store(ticker, scope)
+                store.execute("hold_sequencers")
                 snapshot = export_snapshot(holder)
                 import_snapshot(ticker, snapshot)
-                tick = tick_within(ticker, scope)
-                offsets = journal_tails(ticker, scope)
-                within(ticker, offsets)
+                tick = tick_within(store)
+                offsets = journal_tails(store)
+                within(store, offsets)
             ticker.close()
             yield Cut(snapshot, tick.number, tick.epoch, offsets)
 
@@ -140,13 +142,13 @@ class Barrier:
     scope: Scope
     run: str = field(default_factory=lambda: uuid4().hex)
 
-    def place(self, connection: Connection, offsets: Mapping[ShardName, Offset]) -> None:
+    def place(self, store: Store, offsets: Mapping[ShardName, Offset]) -> None:
         """Writes the barrier, in the transaction of the cut's tick."""
         declared = self.consumer.channel
-        registered = registered_channels(connection, self.scope).get(declared.name)
+        registered = registered_channels(store).get(declared.name)
         shards = (registered or declared).shard_names
-        connection.execute(
-            self._sql["place_barrier"],
+        store.execute(
+            "place_barrier",
             {
                 "consumer": self.consumer.name,
                 "channel": self.consumer.channel.name,
@@ -157,17 +159,13 @@ class Barrier:
             },
         )
 
-    def extend(self, connection: Connection) -> None:
+    def extend(self, store: Store) -> None:
         """Postpones its expiry to ``EXPIRES_S`` seconds from now."""
-        connection.execute(self._sql["extend_barrier"], {"run": self.run, "seconds": EXPIRES_S})
+        store.execute("extend_barrier", {"run": self.run, "seconds": EXPIRES_S})
 
-    def lift(self, connection: Connection) -> None:
+    def lift(self, store: Store) -> None:
         """Removes it: the consumer continues."""
-        connection.execute(self._sql["lift_barrier"], {"run": self.run})
-
-    @property
-    def _sql(self) -> dict[str, bytes]:
-        return statements("penstock.reconciling", self.scope.schema)
+        store.execute("lift_barrier", {"run": self.run})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +190,14 @@ def pinned(
     Raises ``BarrierMissed`` if it went past the cut, or did not reach it in time; ``Halted``,
     ``Paused``, ``Unknown`` or ``ServerUnavailable``.
     """
-    with postgres_errors("pinning a consumer's state"), connect() as watcher, connect() as holder:
+    with postgres_errors("pinning a consumer's state"), connect() as connection, connect() as holder:
+        watcher = Store(connection, barrier.scope)
         try:
             arrived = wait_until_reached(watcher, barrier, point, timeout_s=timeout_s)
             holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
             with holder.transaction():
                 snapshot = export_snapshot(holder)
-                if _count_behind(read_checkpoints(holder, barrier), barrier, point):
+                if _count_behind(read_checkpoints(Store(holder, barrier.scope), barrier), barrier, point):
                     raise BarrierMissed(
                         f"a checkpoint of consumer {barrier.consumer.name} was moved back while "
                         "its state was pinned. Try again"
@@ -210,7 +209,7 @@ def pinned(
             barrier.lift(watcher)
 
 
-def wait_until_reached(watcher: Connection, barrier: Barrier, point: Cut, *, timeout_s: float) -> float:
+def wait_until_reached(watcher: Store, barrier: Barrier, point: Cut, *, timeout_s: float) -> float:
     """Waits until every shard of the consumer has reached the cut.
 
     Returns the monotonic time when the first one had.
@@ -239,19 +238,16 @@ def wait_until_reached(watcher: Connection, barrier: Barrier, point: Cut, *, tim
         sleep(_POLL_S)
 
 
-def read_checkpoints(connection: Connection, barrier: Barrier) -> dict[ShardName, Offset]:
+def read_checkpoints(store: Store, barrier: Barrier) -> dict[ShardName, Offset]:
     """Reads the checkpoints of the barrier's consumer."""
     consumer = barrier.consumer
-    rows = connection.execute(
-        statements("penstock.reconciling", barrier.scope.schema)["checkpoints"],
-        {"consumer": consumer.name, "channel": consumer.channel.name},
-    ).fetchall()
+    rows = store.rows("checkpoints_with_halts", {"consumer": consumer.name, "channel": consumer.channel.name})
     if not rows:
         raise Unknown(
             f"consumer {consumer.name} is not registered: it has never run. Start it with: "
             f"penstock consume {consumer.name}"
         )
-    if (pause := find_pause(connection, barrier.scope, consumer.name, consumer.channel.name)) is not None:
+    if (pause := find_pause(store, consumer.name, consumer.channel.name)) is not None:
         raise Paused(f"{pause}. It would not reach the cut: {pause.how_to_resume}")
     halted = {
         ShardName(consumer.channel.name, Shard(shard)): reason for shard, _, reason, _ in rows if reason is not None

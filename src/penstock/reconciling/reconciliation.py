@@ -20,12 +20,10 @@ from typing import Any, Literal, Protocol
 
 import structlog
 from psycopg.errors import ForeignKeyViolation, UniqueViolation
-from psycopg.rows import class_row
 
-from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import register_consumer
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.database.transactions import ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
 from penstock.errors import DeclarationError, PenstockError, Refused, RepairRefused, ServerUnavailable
@@ -212,7 +210,7 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
     """
     with connect() as connection:
         values = {"consumer": consumer.name}
-        [(records,)] = fetch(connection, scope, "penstock.reconciling.records_seen", "reading checkpoints", values)
+        [(records,)] = Store(connection, scope).rows("records_seen", values, doing="reading checkpoints")
     return not records
 
 
@@ -251,17 +249,18 @@ class _Reconciliation:
 
     def begin(self, intent: Intent) -> Reconciled:
         with postgres_errors("beginning a reconciliation"), self.connect() as connection:
+            store = Store(connection, self.scope)
             if intent == "bootstrap":
-                register_consumer(connection, self.scope, self.spec.consumer)
-            [(run,)] = connection.execute(
-                statements("penstock.reconciling", self.scope.schema)["begin_run"],
+                register_consumer(store, self.spec.consumer)
+            run = store.value(
+                "begin_run",
                 {
                     "name": self.spec.name,
                     "consumer": self.spec.consumer.name,
                     "intent": intent,
                     "engine": self.comparer.engine,
                 },
-            ).fetchall()
+            )
         return Reconciled(int(run), self.spec.name, self.spec.consumer.name, intent)
 
     def end(self, result: Reconciled, outcome: str) -> None:
@@ -275,10 +274,7 @@ class _Reconciliation:
             )
         try:
             with postgres_errors("ending a reconciliation"), self.connect() as connection:
-                connection.execute(
-                    statements("penstock.reconciling", self.scope.schema)["end_run"],
-                    {**_to_columns(result), "outcome": outcome},
-                )
+                Store(connection, self.scope).execute("end_run", {**_to_columns(result), "outcome": outcome})
         except PenstockError as error:
             # What the run found or raised matters more than its row in the history.
             log.warning("run result not recorded", run=result.run, error=type(error).__name__)
@@ -333,7 +329,7 @@ class _Reconciliation:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
         self.remaining = len(keys)
         with self.connect() as connection:
-            size = choose_batch(connection, self.scope, self.spec, REPAIR_BATCH)
+            size = choose_batch(Store(connection, self.scope), self.spec, REPAIR_BATCH)
         for first in range(0, len(keys), size):
             batch = keys[first : first + size]
             try:
@@ -363,7 +359,9 @@ class _Reconciliation:
             self.connect() as connection,
         ):
             now = self.comparer.compare(self.spec, point.snapshot, state.snapshot, keys)
-            unrepaired = repair_rows(connection, self.scope, self.spec, point, now.differences, now.columns, result.run)
+            unrepaired = repair_rows(
+                Store(connection, self.scope), self.spec, point, now.differences, now.columns, result.run
+            )
             result.repaired += len(now.differences) - len(unrepaired)
             self.unrepaired |= unrepaired
             result.held_s = max(result.held_s, monotonic() - state.since)
@@ -379,7 +377,7 @@ class _Reconciliation:
         def extend() -> None:
             with self.connect() as extender:
                 while not stop.wait(EXPIRES_S / 3):
-                    barrier.extend(extender)
+                    barrier.extend(Store(extender, self.scope))
 
         threading.Thread(target=extend, name="barrier", daemon=True).start()
         try:
@@ -390,7 +388,7 @@ class _Reconciliation:
     def replace(self, result: Reconciled) -> None:
         with cut(self.connect, self.scope) as point, self.connect() as connection:
             tables = [(spec, self.comparer.rows(spec, point.snapshot)) for spec in (self.spec, *self.others)]
-            result.repaired = replace_state(connection, self.scope, point, tables)
+            result.repaired = replace_state(Store(connection, self.scope), point, tables)
         result.tick = point.tick
 
 
@@ -414,10 +412,9 @@ class LastRun:
     remaining: int  # number of keys that an interrupted repair left, for ``--resume``
 
 
-def last_runs(connection: Connection, scope: Scope) -> tuple[LastRun, ...]:
+def last_runs(store: Store) -> tuple[LastRun, ...]:
     """Reads the last run of each reconciliation, ordered by name."""
-    with connection.cursor(row_factory=class_row(LastRun)) as cursor:
-        return tuple(cursor.execute(statements("penstock.reconciling", scope.schema)["last_runs"], binary=True))
+    return tuple(store.objects(LastRun, "last_runs", doing="reading the last runs"))
 
 
 @dataclass(frozen=True)
@@ -433,30 +430,31 @@ class RemainingKeys:
 
         This one has compared every key since.
         """
-        with postgres_errors("keeping the keys to repair"), self.connect() as connection:
-            connection.execute(self._sql["keep_remaining"], {"run": self.run, "name": name, "keys": list(keys)})
+        with self._connected("keeping the keys to repair") as store:
+            store.execute("keep_remaining", {"run": self.run, "name": name, "keys": list(keys)})
 
     def drop(self, keys: Sequence[str], repaired: int) -> None:
         """Removes keys that no longer need a repair; records how many the run has repaired."""
-        with postgres_errors("keeping the keys to repair"), self.connect() as connection:
-            connection.execute(self._sql["drop_remaining"], {"run": self.run, "keys": list(keys), "repaired": repaired})
+        with self._connected("keeping the keys to repair") as store:
+            store.execute("drop_remaining", {"run": self.run, "keys": list(keys), "repaired": repaired})
 
     def take_over(self, spec: ReconciliationSpec, engine: str) -> tuple[int, list[str]] | None:
         """Takes over the last interrupted run: returns its number and its keys as JSON.
 
         None if there is none.
         """
-        with postgres_errors("taking over the keys to repair"), self.connect() as connection, connection.transaction():
-            row = connection.execute(self._sql["take_over_remaining"], {"name": spec.name, "run": self.run}).fetchone()
+        with self._connected("taking over the keys to repair") as store, store.connection.transaction():
+            row = store.row("take_over_remaining", {"name": spec.name, "run": self.run})
             if row is None:
                 return None
             number, written_by, keys = row
             _check_fits(spec, engine, written_by, keys)
         return number, keys
 
-    @property
-    def _sql(self) -> dict[str, bytes]:
-        return statements("penstock.reconciling", self.scope.schema)
+    @contextmanager
+    def _connected(self, doing: str) -> Iterator[Store]:
+        with postgres_errors(doing), self.connect() as connection:
+            yield Store(connection, self.scope)
 
 
 def _check_fits(spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from penstock.errors import Refused, Unknown
 from penstock.reconciling.comparison import check_names
 from penstock.records import DEFAULT_SCOPE
 
-CATALOG = statements("penstock.reconciling", DEFAULT_SCOPE.schema)
+CATALOG = statements(DEFAULT_SCOPE.schema)
 """Statements about Postgres' catalog.
 
 Those that name a table of ours are not to be taken from here.

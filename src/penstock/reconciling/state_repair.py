@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
-from psycopg import Cursor, sql
+from psycopg import sql
 
 from penstock.crash_points import crashpoint
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import quote, statements
+from penstock.database.executor import StatementResult
+from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.database.transactions import FIX_FORMATS, OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.display import format_count
@@ -27,7 +27,7 @@ from penstock.errors import BarrierMissed, Gap, Refused, RepairRefused, Unknown
 from penstock.reconciling.comparison import Difference
 from penstock.reconciling.cut import Cut
 from penstock.reconciling.state_table import StateTable, write_rows
-from penstock.records import Offset, Scope, Shard, ShardName
+from penstock.records import Offset, Shard, ShardName
 
 BATCH_BYTES = 64 * 1024 * 1024
 """Size of the rows that are repaired at once, in bytes, in Postgres."""
@@ -41,21 +41,20 @@ class CanonicalRows:
     rows: Iterable[str]
 
 
-def choose_batch(connection: Connection, scope: Scope, spec: ReconciliationSpec, max_keys: int) -> int:
+def choose_batch(store: Store, spec: ReconciliationSpec, max_keys: int) -> int:
     """Chooses how many keys are repaired at once.
 
     Fewer if rows are large, as they pass through memory as JSON.
     """
-    state = _State(connection, scope, spec)
-    with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
+    state = _State(store, spec)
+    with store.transaction(f"repairing {spec.state}", is_own=False):
         row = state.execute("row_bytes", table=state.find_table()).fetchone()
     size = 0 if row is None else int(row[0] or 0)
     return max(1, min(max_keys, BATCH_BYTES // max(1, size)))
 
 
-def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
-    connection: Connection,
-    scope: Scope,
+def repair_rows(
+    store: Store,
     spec: ReconciliationSpec,
     point: Cut,
     differences: Sequence[Difference],
@@ -67,11 +66,11 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
     Returns the unrepaired keys, and what refers to them.  Raises ``RepairRefused`` for the
     constraint that does not allow it.
     """
-    state = _State(connection, scope, spec)
-    with postgres_errors(f"repairing {spec.state}", is_own=False), connection.transaction():
-        connection.execute(FIX_FORMATS)
+    state = _State(store, spec)
+    with store.transaction(f"repairing {spec.state}", is_own=False):
+        store.connection.execute(FIX_FORMATS)
         table = state.open_table(columns)
-        checkpoints = state.lock_checkpoints()
+        checkpoints = state.lock_positions()
         if any(offset != point.get_offset(shard) for shard, offset in checkpoints.items()):
             raise BarrierMissed(
                 f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try again"
@@ -79,14 +78,14 @@ def repair_rows(  # noqa: PLR0913, PLR0917  what a repair needs
         state.refuse_dead_letters(checkpoints, point)
         state.execute("differences")
         columns_of_differences = "COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN"
-        with connection.cursor().copy(columns_of_differences) as copy:
+        with store.connection.cursor().copy(columns_of_differences) as copy:
             for number, difference in enumerate(differences):
                 copy.write_row((number, difference.kind, difference.key, difference.expected))
-        connection.execute(ROLES_SEARCH_PATH)
+        store.connection.execute(ROLES_SEARCH_PATH)
         table.parse_rows(_DIFFERENCES)
         with table.refusals():  # not even a document that Postgres cannot write into the history
             table.execute(_NOTE, column=sql.Identifier("before"))
-        unrepaired = write_rows(connection, [table], is_whole=False)
+        unrepaired = write_rows(store.connection, [table], is_whole=False)
         table.execute(_NOTE, column=sql.Identifier("after"))
         state.execute("note_repairs", run=run, left=list(unrepaired))
         crashpoint("repair.before_commit")
@@ -103,9 +102,7 @@ _NOTE: LiteralString = (  # the current rows of each key, in a column of the dif
 )
 
 
-def replace_state(
-    connection: Connection, scope: Scope, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
-) -> int:
+def replace_state(store: Store, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]) -> int:
     """Replaces a consumer's whole state by the canonical rows, and its checkpoints by their cut.
 
     Returns the number of rows.
@@ -113,27 +110,27 @@ def replace_state(
     Rows that are right already stay as they are.  Raises ``RepairRefused`` for the constraint that
     does not allow it.
     """
-    states = [(_State(connection, scope, spec), rows) for spec, rows in tables]
+    states = [(_State(store, spec), rows) for spec, rows in tables]
     state, _ = states[0]
-    with postgres_errors(f"replacing the state of {state.spec.consumer.name}", is_own=False), connection.transaction():
-        connection.execute(FIX_FORMATS)
+    with store.transaction(f"replacing the state of {state.spec.consumer.name}", is_own=False):
+        store.connection.execute(FIX_FORMATS)
         opened = [member.open_table(rows.columns, number) for number, (member, rows) in enumerate(states)]
         written = sum(member.copy_rows(number, rows) for number, (member, rows) in enumerate(states))
-        connection.execute(ROLES_SEARCH_PATH)
+        store.connection.execute(ROLES_SEARCH_PATH)
         for number, table in enumerate(opened):
             table.parse_rows(_INCOMING.format(_incoming(number)))
             table.check_keys()
-        connection.execute(OUR_SEARCH_PATH)
+        store.connection.execute(OUR_SEARCH_PATH)
         # Retention takes the same lock: it cannot remove what the checkpoints move back to.
-        connection.execute(statements("penstock.database", scope.schema)["lock_channel"], {"channel": state.channel})
-        positions = state.name_positions(state.lock_checkpoints(), point)
+        store.execute("lock_channel", {"channel": state.channel})
+        positions = state.name_positions(state.lock_positions(), point)
         state.check_kept(point)
         state.execute("put_checkpoints", **positions, epoch=point.epoch)
         state.execute("drop_dead_letters", **positions)
-        connection.execute(ROLES_SEARCH_PATH)
+        store.connection.execute(ROLES_SEARCH_PATH)
         for table in opened:
             table.mark_doubled()
-        for reason in write_rows(connection, opened, is_whole=True).values():
+        for reason in write_rows(store.connection, opened, is_whole=True).values():
             raise left_over([spec for spec, _ in tables], [reason], "Nothing was changed")
         crashpoint("replace.before_commit")
     crashpoint("replace.after_commit")
@@ -159,26 +156,27 @@ def left_over(specs: Iterable[ReconciliationSpec], reasons: Iterable[str], outco
 class _State:
     """One table of a consumer's state, and the consumer's position, in one transaction."""
 
-    def __init__(self, connection: Connection, scope: Scope, spec: ReconciliationSpec) -> None:
-        self._connection, self.spec, self.channel = connection, spec, spec.consumer.channel.name
-        self._sql = statements("penstock.reconciling", scope.schema)
+    def __init__(self, store: Store, spec: ReconciliationSpec) -> None:
+        self._store, self.spec, self.channel = store, spec, spec.consumer.channel.name
 
-    def execute(self, statement: str, **values: Any) -> Cursor[Any]:
-        return self._connection.execute(self._sql[statement], values or None)
+    def execute(self, statement: str, **values: Any) -> StatementResult:
+        return self._store.execute(statement, values or None)
 
     def open_table(self, columns: Sequence[str], number: int = 0) -> StateTable:
         """Opens the state's table.  Raises ``Unknown`` if there is none."""
         table = self.find_table()
         if table is None:
             raise Unknown(f"reconciliation {self.spec.name}: there is no table {self.spec.state}")
-        [(is_view,)] = self._connection.execute("SELECT relkind IN ('v', 'm') FROM pg_class WHERE oid = %s", (table,))
+        [(is_view,)] = self._store.connection.execute(
+            "SELECT relkind IN ('v', 'm') FROM pg_class WHERE oid = %s", (table,)
+        )
         if is_view:
             raise RepairRefused(
                 f"{self.spec.state} is a view, which is compared, and cannot be repaired. Nothing "
                 f"was changed. Let state of reconciliation {self.spec.name} be the table that the "
                 "consumer writes"
             )
-        return StateTable(self._connection, self.spec, table, columns, number)
+        return StateTable(self._store.connection, self.spec, table, columns, number)
 
     def copy_rows(self, number: int, rows: CanonicalRows) -> int:
         """Copies the table's rows into a temporary one, before anything is locked.
@@ -187,21 +185,21 @@ class _State:
         """
         name = sql.Identifier(f"penstock_incoming_{number}")
         create = sql.SQL("CREATE TEMPORARY TABLE {} (expected jsonb NOT NULL) ON COMMIT DROP")
-        self._connection.execute(create.format(name))
-        cursor = self._connection.cursor()
+        self._store.connection.execute(create.format(name))
+        cursor = self._store.connection.cursor()
         with cursor.copy(sql.SQL("COPY {} FROM STDIN").format(_incoming(number))) as copy:
             for row in rows.rows:
                 copy.write_row((row,))
         return cursor.rowcount
 
-    def lock_checkpoints(self) -> Mapping[ShardName, Offset]:
+    def lock_positions(self) -> Mapping[ShardName, Offset]:
         """Locks the consumer's checkpoints: it applies nothing until this transaction ends."""
-        rows = self.execute("lock_checkpoints", consumer=self.spec.consumer.name, channel=self.channel)
+        rows = self.execute("lock_positions", consumer=self.spec.consumer.name, channel=self.channel)
         return {ShardName(self.channel, Shard(shard)): Offset(offset) for shard, offset in rows}
 
     def check_kept(self, point: Cut) -> None:
         """Checks that the records after the cut are still there."""
-        for shard, first in self.execute("journal_begins", channel=self.channel):
+        for shard, first in self.execute("first_offsets", channel=self.channel):
             name = ShardName(self.channel, Shard(shard))
             if first > point.get_offset(name) + 1:
                 raise Gap(
@@ -241,7 +239,7 @@ class _State:
 
         None if there is none.
         """
-        self._connection.execute(ROLES_SEARCH_PATH)
+        self._store.connection.execute(ROLES_SEARCH_PATH)
         [(oid,)] = self.execute("find_table", table=quote(self.spec.schema, self.spec.table)).fetchall()
-        self._connection.execute(OUR_SEARCH_PATH)
+        self._store.connection.execute(OUR_SEARCH_PATH)
         return None if oid is None else int(oid)

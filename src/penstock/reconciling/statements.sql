@@ -19,14 +19,14 @@ WHERE run = %(run)s;
 DELETE FROM {schema}.barriers
 WHERE run = %(run)s OR expires_at < clock_timestamp() - interval '1 hour';
 
--- :name checkpoints
+-- :name checkpoints_with_halts
 SELECT shard, "offset", halted,
        EXISTS (SELECT FROM {schema}.dead_letters WHERE consumer = %(consumer)s AND channel = %(channel)s)
 FROM {schema}.checkpoints
 WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard;
 
--- :name lock_checkpoints
+-- :name lock_positions
 -- Everybody locks checkpoints in this order, which excludes deadlocks.
 SELECT shard, "offset"
 FROM {schema}.checkpoints
@@ -34,7 +34,7 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s
 ORDER BY shard
 FOR UPDATE;
 
--- :name journal_begins
+-- :name first_offsets
 SELECT s.shard, journal.first_offset
 FROM {schema}.channels c,
      LATERAL generate_series(0, first_shard + coalesce(generations[cardinality(generations)], shards) - 1) AS s (shard),

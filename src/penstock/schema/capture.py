@@ -16,11 +16,11 @@ import psycopg
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import first_line, postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
-from penstock.database.statements import quote, statements
+from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.database.transactions import OUR_SEARCH_PATH, ROLES_SEARCH_PATH
 from penstock.errors import DeclarationError, TriggerMissing
 from penstock.pipeline import Pipeline
-from penstock.records import Scope
 from penstock.schema.captured_tables import (
     INIT,
     TABLES,
@@ -53,14 +53,10 @@ def make_triggers(pipeline: Declarations, schemas: Schemas | None = None) -> lis
 
 def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[CaptureFault]:
     """Compares the triggers and their tables with the pipeline's rules."""
-    triggers = make_triggers(pipeline)
-    installed = read_installed(connection, pipeline.scope)
-    channels = registered_channels(connection, pipeline.scope) if triggers else {}
-    tables = (
-        read_tables(connection, pipeline.scope, {trigger.table for trigger in triggers})
-        if triggers
-        else []
-    )
+    store, triggers = Store(connection, pipeline.scope), make_triggers(pipeline)
+    installed = read_installed(store)
+    channels = registered_channels(store) if triggers else {}
+    tables = read_tables(store, {trigger.table for trigger in triggers}) if triggers else []
     faults: list[CaptureFault] = []
     for trigger in triggers:
         matching = [candidate for candidate in installed if candidate.name == trigger.name]
@@ -68,12 +64,10 @@ def inspect_triggers(connection: Connection, pipeline: Pipeline) -> list[Capture
     return [*faults, *_find_undeclared(pipeline, {trigger.name for trigger in triggers}, installed)]
 
 
-def find_unreadable(connection: Connection, scope: Scope) -> Iterator[CaptureFault]:
+def find_unreadable(store: Store) -> Iterator[CaptureFault]:
     """Finds installed triggers that read a column which their table lacks, without a pipeline."""
-    bodies = {
-        (row.oid, row.body): row.table for row in read_installed(connection, scope) if row.table
-    }
-    tables = {table.oid: table for table in read_tables(connection, scope, set(bodies.values()))}
+    bodies = {(row.oid, row.body): row.table for row in read_installed(store) if row.table}
+    tables = {table.oid: table for table in read_tables(store, set(bodies.values()))}
     for oid, body in bodies:
         if (table := tables.get(oid or 0)) is None:
             continue
@@ -125,7 +119,9 @@ def install_triggers(
                 try:
                     tables += (
                         [trigger.table]
-                        if _install(connection, pipeline, trigger, search_path)
+                        if _install(
+                            Store(connection, pipeline.scope), pipeline, trigger, search_path
+                        )
                         else []
                     )
                 except (
@@ -142,24 +138,22 @@ def install_triggers(
     return tables
 
 
-def _install(
-    connection: Connection, pipeline: Pipeline, trigger: Trigger, search_path: str | None
-) -> bool:
+def _install(store: Store, pipeline: Pipeline, trigger: Trigger, search_path: str | None) -> bool:
     """Installs a trigger unless it is there as declared; returns whether it was installed."""
-    sql = statements("penstock.database", pipeline.scope.schema)
+    connection = store.connection
     # The class may leave the schema of its table to the search path of the application's role.
     find = f"SET LOCAL search_path TO {search_path}".encode() if search_path else ROLES_SEARCH_PATH
     with connection.transaction():
-        connection.execute(sql["lock_migrations"])
+        store.execute("lock_migrations")
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
         connection.execute(find)
         [(oid,)] = connection.execute(
             "SELECT %s::pg_catalog.regclass::pg_catalog.oid", [quote(trigger.schema, trigger.table)]
         ).fetchall()
         connection.execute(OUR_SEARCH_PATH)
-        tables = read_tables(connection, pipeline.scope, [trigger.table])
+        tables = read_tables(store, [trigger.table])
         [table] = [table for table in tables if table.oid == oid]
-        installed = read_installed(connection, pipeline.scope)
+        installed = read_installed(store)
         matching = [candidate for candidate in installed if candidate.name == trigger.name]
         faults = list(_inspect_table(trigger, {trigger.body}, matching, table))
         if not any(fault.is_mended_by_init for fault in faults):

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.database.connections import Connection, fetch
 from penstock.database.statements import quote
-from penstock.records import Scope
+from penstock.database.store import Store
 from penstock.staging.trigger_tables import FIRST
 from penstock.staging.triggers import Trigger
 
@@ -90,30 +89,16 @@ class CapturedTable:
         return quote(self.schema, self.name)
 
 
-def read_installed(connection: Connection, scope: Scope) -> list[InstalledTrigger]:
+def read_installed(store: Store) -> list[InstalledTrigger]:
     """Reads all functions that capture, with their triggers."""
-    rows = fetch(
-        connection,
-        scope,
-        "penstock.database.triggers",
-        "reading the triggers",
-        {"schema": scope.schema},
-    )
+    rows = store.rows("triggers", {"schema": store.scope.schema}, doing="reading the triggers")
     return [InstalledTrigger(*row) for row in rows]
 
 
-def read_tables(
-    connection: Connection, scope: Scope, names: Collection[str]
-) -> list[CapturedTable]:
+def read_tables(store: Store, names: Collection[str]) -> list[CapturedTable]:
     """Reads all tables that have one of the names."""
     values = {"tables": list(names)}
-    rows = fetch(
-        connection,
-        scope,
-        "penstock.database.captured_tables",
-        "reading the captured tables",
-        values,
-    )
+    rows = store.rows("captured_tables", values, doing="reading the captured tables")
     return [
         CapturedTable(
             oid=oid,

@@ -15,9 +15,10 @@ from sqlalchemy import Connection, text
 from penstock.database.connections import connect_postgres, make_engine
 from penstock.database.driver_errors import CONFLICTS, postgres_errors
 from penstock.database.statements import directory, quote, statements
+from penstock.database.store import Store
 from penstock.database.transactions import OUR_SEARCH_PATH, set_local
 from penstock.errors import PenstockError, SchemaMissing, ServerUnavailable, UnsafeSetting
-from penstock.records import DEFAULT_SCOPE, checked_schema
+from penstock.records import DEFAULT_SCOPE, Scope, checked_schema
 from penstock.schema.revisions import (
     FoundRevision,
     find_revision,
@@ -54,7 +55,7 @@ def in_schema(statement: str, schema: str) -> str:
 
 def lock_migrations(connection: Connection, schema: str) -> None:
     """Takes the migration lock: a second process waits for it, then finds the work done."""
-    connection.execute(text(statements("penstock.database", schema)["lock_migrations"].decode()))
+    connection.execute(text(statements(schema)["lock_migrations"].decode()))
 
 
 def _schema() -> str:
@@ -134,7 +135,7 @@ def _migrate(connection: Connection, schema: str, revision: str) -> FoundRevisio
         connection.execute(setting)
     lock_migrations(connection, schema)
     driver: Any = connection.connection
-    previous = find_revision(driver.driver_connection, schema)
+    previous = find_revision(Store(driver.driver_connection, Scope(schema)))
     if previous is not None and not _may_migrate(previous, schema):
         return previous
     connection.execute(text(in_schema(CREATE_SCHEMA, schema)))
@@ -157,7 +158,6 @@ def reporting_waits(database_url: str, report: Callable[[str], object]) -> Itera
     stop = threading.Event()
 
     def watch() -> None:
-        sql = statements("penstock.database", DEFAULT_SCOPE.schema)["blockers"]
         reported: list[Any] = []
         if stop.wait(WATCH_S):
             return
@@ -166,7 +166,7 @@ def reporting_waits(database_url: str, report: Callable[[str], object]) -> Itera
             connect_postgres(database_url, application="watch") as connection,
         ):
             while True:
-                blockers = connection.execute(sql).fetchall()
+                blockers = Store(connection).rows("blockers")
                 for blocker in blockers if blockers != reported else ():
                     report(_describe_blocker(*blocker))
                 reported = blockers
@@ -210,7 +210,7 @@ def _may_migrate(current: FoundRevision, schema: str) -> bool:
 
 def _become_owner(connection: Connection, schema: str) -> None:
     """Acts as the tables' owner in this transaction, if the role may, so that it owns new ones."""
-    statement = statements("penstock.database", schema)["owner_to_become"].decode()
+    statement = statements(schema)["owner_to_become"].decode()
     owner = connection.exec_driver_sql(statement, {"schema": schema}).scalar()
     if owner is not None:
         connection.exec_driver_sql(f"SET LOCAL ROLE {owner}")

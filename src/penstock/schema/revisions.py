@@ -18,9 +18,10 @@ import structlog
 
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.statements import directory, quote, statements
+from penstock.database.statements import directory, quote
+from penstock.database.store import Store
 from penstock.errors import SchemaMissing
-from penstock.records import DEFAULT_SCOPE, Scope
+from penstock.records import DEFAULT_SCOPE
 
 log = structlog.get_logger("penstock.schema")
 
@@ -47,39 +48,37 @@ class FoundRevision:
     )
 
 
-def find_revision(connection: Executor, schema: str) -> FoundRevision | None:
+def find_revision(store: Store[Executor]) -> FoundRevision | None:
     """Finds the revision of a schema in any version table; None if the schema lacks our tables."""
-    sql = statements("penstock.database", schema)
-    tables = connection.execute(sql["version_tables"], {"schema": schema}).fetchall()
-    for table, is_own in tables:
-        row = connection.execute(_select_version(table)).fetchone()
+    schema = {"schema": store.scope.schema}
+    for table, is_own in store.rows("version_tables", schema):
+        row = store.connection.execute(_select_version(table)).fetchone()
         if row is not None:
             return FoundRevision(row[0], table, is_own)
-    [(exists,)] = connection.execute(sql["has_tables"], {"schema": schema}).fetchall()
-    return FoundRevision("") if exists else None
+    return FoundRevision("") if store.value("has_tables", schema) else None
 
 
-def check_revision(connection: Executor, scope: Scope) -> None:
+def check_revision(store: Store[Executor]) -> None:
     """Checks that this release works with the schema.
 
     One round trip, if the version table is the schema's own.
     """
     with postgres_errors("reading the revision of the schema"):
         try:
-            current = _read_own(connection, scope.schema) or find_revision(connection, scope.schema)
+            current = _read_own(store) or find_revision(store)
         except psycopg.errors.InsufficientPrivilege:
-            table = f"{scope.schema}.alembic_version"
+            table = f"{store.scope.schema}.alembic_version"
             log.warning("schema revision not checked", fix=f"GRANT SELECT ON {table} TO this role")
             return
-    if (unusable := why_unusable(current, scope.schema)) is not None:
+    if (unusable := why_unusable(current, store.scope.schema)) is not None:
         raise SchemaMissing(str(unusable))
 
 
-def _read_own(connection: Executor, schema: str) -> FoundRevision | None:
+def _read_own(store: Store[Executor]) -> FoundRevision | None:
     """Returns the revision in the version table of the schema; None if there is none."""
-    table = quote(schema, "alembic_version")
+    table = quote(store.scope.schema, "alembic_version")
     try:
-        row = connection.execute(_select_version(table)).fetchone()
+        row = store.connection.execute(_select_version(table)).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
     return None if row is None else FoundRevision(row[0], table)

@@ -8,10 +8,11 @@ from typing import Any
 
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import quote, statements
+from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.database.tables import DOMAINS, FUNCTIONS, TABLE_NAMES
 from penstock.errors import InvalidName, PrivilegeMissing, SchemaMissing
-from penstock.records import checked_schema
+from penstock.records import Scope, checked_schema
 from penstock.schema.roles import (
     ROLE_NAMES,
     Right,
@@ -63,7 +64,7 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
     """
     names = _full_names(prefix)
     with postgres_errors("reading roles and privileges"):
-        present = _read_present(connection, schema, names)
+        present = _read_present(Store(connection, Scope(schema)), names)
     shows = present.sees_activity or present.may_show_activity
     planned = [
         *(
@@ -87,7 +88,7 @@ def plan_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
 def make_roles(connection: Connection, schema: str, prefix: str) -> RolePlan:
     """Carries out the plan in one transaction; returns the plan."""
     with postgres_errors("making the roles"), connection.transaction():
-        connection.execute(statements("penstock.database", schema)["lock_migrations"])
+        Store(connection, Scope(schema)).execute("lock_migrations")
         plan = plan_roles(connection, schema, prefix)
         for statement in plan.statements:
             connection.execute(statement.encode())
@@ -144,10 +145,9 @@ def _full_names(prefix: str) -> dict[RoleName, str]:
     return {role: f"{prefix}_{role}" for role in ROLE_NAMES}
 
 
-def _read_present(connection: Connection, schema: str, names: dict[RoleName, str]) -> _Present:
-    sql = statements("penstock.database", schema)
+def _read_present(store: Store, names: dict[RoleName, str]) -> _Present:
     values = {
-        "schema": schema,
+        "schema": store.scope.schema,
         "roles": list(names.values()),
         "tables": list(TABLE_NAMES),
         "functions": [*FUNCTIONS],
@@ -155,18 +155,17 @@ def _read_present(connection: Connection, schema: str, names: dict[RoleName, str
         "owner": names["owner"],
         "viewer": names["viewer"],
     }
-    [(exists,)] = connection.execute(sql["has_tables"], values).fetchall()
-    if not exists:
+    if not store.value("has_tables", values):
         raise SchemaMissing(
-            f"schema {schema} has no Penstock tables. Create them first: penstock init"
+            f"schema {store.scope.schema} has no Penstock tables. Create them first: penstock init"
         )
     granted: dict[str, set[Right]] = {name: set() for name in names.values()}
-    for role, *right in connection.execute(sql["granted"], values):
+    for role, *right in store.rows("granted", values):
         granted.setdefault(role, set()).add(Right(*right))
-    [details] = connection.execute(sql["role_details"], values).fetchall()
+    [details] = store.rows("role_details", values)
     return _Present(
-        {name for (name,) in connection.execute(sql["known_roles"], values)},
-        connection.execute(sql["owned_by_others"], values).fetchall(),
+        {name for (name,) in store.rows("known_roles", values)},
+        store.rows("owned_by_others", values),
         granted,
         *details,
     )

@@ -12,11 +12,10 @@ from functools import cache
 from itertools import groupby
 from typing import Literal, get_args
 
-from penstock.database.connections import Connection, fetch
 from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.database.tables import FUNCTIONS, TABLE_NAMES
 from penstock.errors import PrivilegeMissing
-from penstock.records import Scope
 
 RoleName = Literal["owner", "producer", "streamer", "consumer", "viewer", "monitor"]
 """A role without its prefix."""
@@ -252,39 +251,35 @@ def object_sql(kind: str, name: str, schema: str) -> str:
     return f"{kind} {quote(schema)}.{name}{arguments}"
 
 
-def lacking(
-    connection: Connection, scope: Scope, needed: Iterable[Right], role: str | None = None
-) -> list[Right]:
+def lacking(store: Store, needed: Iterable[Right], role: str | None = None) -> list[Right]:
     """Returns the rights that a role lacks, in one round trip.
 
     Ignores objects that do not exist.
     """
     listed = sorted(needed, key=lambda right: right.place)
     values = {
-        "schema": scope.schema,
+        "schema": store.scope.schema,
         "role": role,
         "kinds": [right.kind for right in listed],
         "names": [right.name for right in listed],
         "privileges": [right.privilege for right in listed],
         "columns": [right.column for right in listed],
     }
-    rows = fetch(connection, scope, "penstock.database.lacking", "reading privileges", values)
+    rows = store.rows("lacking", values, doing="reading privileges")
     return [listed[number - 1] for (number,) in rows]
 
 
-def check_privileges(
-    connection: Connection, scope: Scope, role: RoleName, *, does_jobs: bool = False
-) -> None:
+def check_privileges(store: Store, role: RoleName, *, does_jobs: bool = False) -> None:
     """Checks that the connection's role may do the work of a producer, streamer or consumer."""
     needed = working_rights(role) | frozenset(_parse(_DOING_JOBS if does_jobs else {}))
-    missing = lacking(connection, scope, needed)
+    missing = lacking(store, needed)
     if missing:
-        login = connection.info.user
-        grants = "; ".join(grant_sql(missing, scope.schema, login))
+        login = store.connection.info.user
+        grants = "; ".join(grant_sql(missing, store.scope.schema, login))
         raise PrivilegeMissing(
             f"the role {login} lacks {describe(missing)}, which a {role} needs. Grant it: "
-            f"{grants}; or, with the roles of penstock init --roles: GRANT {scope.schema}_{role} "
-            f"TO {quote(login)}"
+            f"{grants}; or, with the roles of penstock init --roles: "
+            f"GRANT {store.scope.schema}_{role} TO {quote(login)}"
         )
 
 

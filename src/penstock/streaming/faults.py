@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.database.connections import Connection, fetch
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.display import format_count
 from penstock.errors import DamagedJournal, PenstockError
-from penstock.records import RecordId, Scope, Shard, ShardName
+from penstock.records import RecordId, Shard, ShardName
 
 log = structlog.get_logger("penstock.streamer")
 
@@ -74,16 +73,14 @@ class Faults:
     stopped: tuple[StoppedShard, ...]  # shards that are left out
 
 
-def read_faults(connection: Connection, scope: Scope) -> Faults:
+def read_faults(store: Store) -> Faults:
     """Reads the faults that streamers have noted."""
-    return Faults(
-        _read_isolated(connection, scope, 0), _read_unknown(connection, scope), _read_stopped(connection, scope)
-    )
+    return Faults(_read_isolated(store, 0), _read_unknown(store), _read_stopped(store))
 
 
-def _read_isolated(connection: Connection, scope: Scope, after: int) -> IsolatedRecords:
+def _read_isolated(store: Store, after: int) -> IsolatedRecords:
     values = {"number": after, "most": MAX_NAMED}
-    rows = fetch(connection, scope, "penstock.streaming.isolated_records", "reading what is isolated", values)
+    rows = store.rows("isolated_records", values, doing="reading what is isolated")
     if not rows:
         return IsolatedRecords(last_number=after)
     first = tuple(
@@ -94,27 +91,25 @@ def _read_isolated(connection: Connection, scope: Scope, after: int) -> Isolated
     return IsolatedRecords(count, first, last_number)
 
 
-def _read_unknown(connection: Connection, scope: Scope) -> tuple[UnknownShard, ...]:
+def _read_unknown(store: Store) -> tuple[UnknownShard, ...]:
     most = {"most": MAX_NAMED}
-    rows = fetch(connection, scope, "penstock.streaming.unknown_shards", "looking for unknown shards", most)
+    rows = store.rows("unknown_shards", most, doing="looking for unknown shards")
     return tuple(
         UnknownShard(ShardName(channel, Shard(shard)), records, first) for channel, shard, records, first in rows
     )
 
 
-def _read_stopped(connection: Connection, scope: Scope) -> tuple[StoppedShard, ...]:
-    rows = fetch(connection, scope, "penstock.streaming.stopped_shards", "reading what is stopped")
+def _read_stopped(store: Store) -> tuple[StoppedShard, ...]:
+    rows = store.rows("stopped_shards", doing="reading what is stopped")
     return tuple(
         StoppedShard(ShardName(channel, Shard(shard)), reason, since_s) for channel, shard, reason, since_s in rows
     )
 
 
-def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None:
+def check_missed(store: Store, shard: ShardName) -> None:
     """Checks that no record of a shard has lost its offset."""
     where = {"channel": shard.channel, "shard": shard.shard}
-    [(count, first)] = fetch(
-        connection, scope, "penstock.streaming.missed_in_shard", "looking for missed records", where
-    )
+    [(count, first)] = store.rows("missed_in_shard", where, doing="looking for missed records")
     if count:
         raise DamagedJournal(
             f"{shard}: {format_count(count, 'record')} lost the given offset (the first is record {first}): rows of the journal were "
@@ -125,8 +120,7 @@ def check_missed(connection: Connection, scope: Scope, shard: ShardName) -> None
 class FaultLog:
     """Notes faults in Postgres and names each of them in the log once."""
 
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+    def __init__(self) -> None:
         self._last_number = 0
         self._examined: tuple[str, int] | None = None
         self._unknown: set[ShardName] = set()
@@ -136,35 +130,30 @@ class FaultLog:
         """Begins anew on a new connection: another streamer, or an operator, may have changed what is stopped."""
         self._noted = self._examined = None
 
-    def update(self, connection: Connection) -> None:
+    def update(self, store: Store) -> None:
         """Notes which records can get no offset, and what belongs to no channel."""
-        sql = statements("penstock.streaming", self._scope.schema)
         with postgres_errors("noting what is isolated"):
-            connection.execute(sql["isolate_unreachable"], {"most": MAX_UNREACHABLE})
-            self._isolate_overtaken(connection)
-            self._log_isolated(_read_isolated(connection, self._scope, self._last_number))
-            self._log_unknown(_read_unknown(connection, self._scope))
+            store.execute("isolate_unreachable", {"most": MAX_UNREACHABLE})
+            self._isolate_overtaken(store)
+            self._log_isolated(_read_isolated(store, self._last_number))
+            self._log_unknown(_read_unknown(store))
 
-    def _isolate_overtaken(self, connection: Connection) -> None:
+    def _isolate_overtaken(self, store: Store) -> None:
         """Notes rows with the id of a transaction that had ended before they were inserted.
 
         Of a row that is committed more than a second after it was inserted, or has the id of a transaction of the last
         second, only ``penstock doctor`` and ``penstock verify`` know: they compare everything.
         """
-        sql = statements("penstock.streaming", self._scope.schema)
         if self._examined is None:
-            [self._examined] = connection.execute(sql["newest_record"]).fetchall()
+            [self._examined] = store.rows("newest_record")
             return
         shown, last = self._examined
-        [(now, last, rows)] = connection.execute(
-            sql["isolate_overtaken"], {"shown": shown, "last": last, "most": MAX_EXAMINED}
-        ).fetchall()
+        [(now, last, rows)] = store.rows("isolate_overtaken", {"shown": shown, "last": last, "most": MAX_EXAMINED})
         self._examined = (shown if rows == MAX_EXAMINED else now), last
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, store: Store) -> None:
         """Removes the notes of records that are no longer isolated."""
-        with postgres_errors("removing old notes"):
-            connection.execute(statements("penstock.streaming", self._scope.schema)["forget_isolated"])
+        store.execute("forget_isolated", doing="removing old notes")
 
     def _log_isolated(self, found: IsolatedRecords) -> None:
         for record in found.first:
@@ -173,28 +162,25 @@ class FaultLog:
             log.error("more records isolated", records=more, see="penstock doctor")
         self._last_number = found.last_number
 
-    def _log_unknown(self, found: Collection[UnknownShard]) -> None:
-        for each in found:
-            if each.shard not in self._unknown:
+    def _log_unknown(self, unknown: Collection[UnknownShard]) -> None:
+        for row in unknown:
+            if row.shard not in self._unknown:
                 why = "no registered channel has it; its records are not published"
                 log.error(
-                    "shard unknown", shard=str(each.shard), records=each.records, first_record=each.first, reason=why
+                    "shard unknown", shard=str(row.shard), records=row.records, first_record=row.first, reason=why
                 )
-        self._unknown = {each.shard for each in found}
+        self._unknown = {row.shard for row in unknown}
 
     def note_stopped(
-        self, connection: Connection, stopped: Mapping[ShardName, PenstockError], others: Iterable[ShardName] = ()
+        self, store: Store, stopped: Mapping[ShardName, PenstockError], others: Iterable[ShardName] = ()
     ) -> None:
         """Notes which shards are stopped, if that has changed."""
         reasons = {shard: str(error) for shard, error in stopped.items()}
         kept = sorted(str(shard) for shard in {*stopped, *others})
         if (reasons, kept) == self._noted:
             return
-        sql = statements("penstock.streaming", self._scope.schema)
-        with postgres_errors("noting what is stopped"), connection.transaction():
-            connection.execute(sql["start_shards"], {"kept": kept})
+        with store.transaction("noting what is stopped"):
+            store.execute("start_shards", {"kept": kept})
             for shard, reason in reasons.items():
-                connection.execute(
-                    sql["stop_shard"], {"channel": shard.channel, "shard": shard.shard, "reason": reason}
-                )
+                store.execute("stop_shard", {"channel": shard.channel, "shard": shard.shard, "reason": reason})
         self._noted = reasons, kept

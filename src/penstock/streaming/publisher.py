@@ -31,9 +31,9 @@ from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff,
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE, UnusableShards, leaving_out
 from penstock.crash_points import crashpoint
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import ErrorKind, classify
 from penstock.database.registry import registered_channels
+from penstock.database.store import Store
 from penstock.errors import (
     AppendRefused,
     DamagedJournal,
@@ -45,7 +45,7 @@ from penstock.errors import (
 from penstock.journal.journal_reader import log_epochs, records_at
 from penstock.journal.lineage import check_tails
 from penstock.observer import Observers
-from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, ShardName
 from penstock.streaming.faults import check_missed
 from penstock.streaming.memory_budgets import MemoryBudgets
 from penstock.streaming.queues import Queues
@@ -145,25 +145,23 @@ class Publisher:
 
     def __init__(
         self,
-        connection: Connection,
+        store: Store,
         client: RedisClient,
-        scope: Scope,
         *,
         epoch: Epoch,
         unusable: UnusableShards | None = None,
         share: Share = WHOLE,
     ) -> None:
-        self._connection = connection
+        self._store = store
         self._client = client
-        self._scope = scope
         self._epoch = epoch
         self.unusable = make_unusable(Observers()) if unusable is None else unusable
-        self.ends = Tails(connection, client, scope, share, self.unusable)
-        self._budgets = MemoryBudgets(client, scope)
-        self._queues = Queues(connection, client, scope, epoch, self.unusable.add)
+        self.ends = Tails(store, client, share, self.unusable)
+        self._budgets = MemoryBudgets(client, store.scope)
+        self._queues = Queues(store, client, epoch, self.unusable.add)
         self._senders: dict[str, Sender] = {
-            "log": LogSender(client, scope, self.ends, self._budgets),
-            "ick": IckSender(client, scope),
+            "log": LogSender(client, store.scope, self.ends, self._budgets),
+            "ick": IckSender(client, store.scope),
             "queue": self._queues,
         }
         self._replies = Replies(self.ends)
@@ -175,7 +173,7 @@ class Publisher:
 
     def refresh(self) -> None:
         """Reads where the journal and the logs end, and what is registered: at the start, once in a while, and after any doubt."""
-        channels = registered_channels(self._connection, self._scope)
+        channels = registered_channels(self._store)
         self.ends.update(channels)
         self._queues.update(channels)
         self._budgets.update(channels)
@@ -186,13 +184,13 @@ class Publisher:
 
     def _check_unusable(self, shard: ShardName) -> None:
         """Takes a shard back if its log is that of the journal, and the next of its records can be published."""
-        was = self.unusable.errors[shard]
+        previous = self.unusable.errors[shard]
         with leaving_out(shard, self.unusable.add):
-            check_tails(self._connection, self._client, self._scope, [shard])
-            log_epochs(self._client, self._scope, [shard])
+            check_tails(self._store, self._client, [shard])
+            log_epochs(self._client, self._store.scope, [shard])
             self._senders[self.ends.kind(shard)].check(shard)
-            if isinstance(was, DamagedJournal):
-                check_missed(self._connection, self._scope, shard)
+            if isinstance(previous, DamagedJournal):
+                check_missed(self._store, shard)
             self.tails.update(self.ends.read_logs([shard]))
             self._publish_alone(shard)
             self.unusable.remove(shard)
@@ -244,8 +242,7 @@ class Publisher:
     def _send_part(self, shard: ShardName, after: Offset, target: Offset, most: int) -> tuple[Batch, Reply]:
         """Sends the next records of a shard in a call of their own."""
         reading = unpublished(
-            self._connection,
-            self._scope,
+            self._store,
             {shard: target},
             {shard: after},
             epoch=self._epoch,
@@ -277,7 +274,7 @@ class Publisher:
             return False
 
     def _make_error(self, shard: ShardName, offset: Offset, error: Exception) -> UnpublishableRecord:
-        found = records_at(self._connection, self._scope, {shard: offset}).get(shard)
+        found = records_at(self._store, {shard: offset}).get(shard)
         record = f"{shard} offset {offset} (record {found.id if found else 'unknown'})"
         match error:
             case psycopg.Error():
@@ -291,8 +288,10 @@ class Publisher:
     def resend(self, records: int) -> Published:
         """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
         # Not of a shard that was taken over: there, a record that the log has shows that its own streamer is back.
-        taken = self.ends.taken
-        earlier = {s: Offset(max(0, t - records)) if s not in taken else t for s, t in self.tails.items()}
+        earlier = {
+            shard: tail if shard in self.ends.taken else Offset(max(0, tail - records))
+            for shard, tail in self.tails.items()
+        }
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
 
@@ -350,8 +349,7 @@ class Publisher:
         ]
         tails = {**tails, **{batch.shard: batch.last for batch in following}}
         reading = unpublished(
-            self._connection,
-            self._scope,
+            self._store,
             self.ends.targets(kind),
             tails,
             epoch=self._epoch,

@@ -26,15 +26,15 @@ from penstock.channels.isolation import OnUnusable, leaving_out
 from penstock.channels.queue.declared_limits import NewestLimits
 from penstock.channels.queue.publishing import BatchWritten, QueueBatch, QueuedRecord, QueueWriter, Result
 from penstock.crash_points import crashpoint
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
+from penstock.database.executor import StatementResult
 from penstock.database.registry import RegisteredChannel, read_queue_limits
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import MAX_NAME_BYTES, name_as_staged, name_within
 from penstock.errors import Fenced
 from penstock.parsing import find_number, parse_json
-from penstock.records import BEGINNING, Epoch, Offset, RecordId, Scope, Shard, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, RecordId, Shard, ShardName
 from penstock.streaming.senders import Replies
 from penstock.streaming.unpublished import BATCH_BYTES
 
@@ -174,17 +174,9 @@ class Queues:
 
     reads_once = True  # what Redis refuses is noted on the connection that reads
 
-    def __init__(
-        self,
-        connection: Connection,
-        client: RedisClient,
-        scope: Scope,
-        epoch: Epoch,
-        on_unusable: OnUnusable | None = None,
-    ) -> None:
-        self._connection, self._client = connection, client
-        self._scope, self._epoch, self._on_unusable = scope, epoch, on_unusable
-        self._sql = statements("penstock.streaming", scope.schema)
+    def __init__(self, store: Store, client: RedisClient, epoch: Epoch, on_unusable: OnUnusable | None = None) -> None:
+        self._store, self._client = store, client
+        self._epoch, self._on_unusable = epoch, on_unusable
         self._channels: dict[str, RegisteredChannel] = {}
         self._writers: dict[ShardName, QueueWriter] = {}
         self._tenants: dict[ShardName, str] = {}
@@ -204,12 +196,11 @@ class Queues:
             self._limits = {name: NewestLimits(name, partial(self._read_limits, name)) for name in queues}
 
     def _limits_version(self) -> object:
-        with postgres_errors("reading limits of queues"):
-            return self._connection.execute(self._sql["queue_limits_version"]).fetchone()
+        return self._store.row("queue_limits_version", doing="reading limits of queues")
 
     def _read_limits(self, queue: str) -> Mapping[str, Any]:
         with postgres_errors("reading limits of queues"):
-            return read_queue_limits(self._connection, self._scope, queue)
+            return read_queue_limits(self._store, queue)
 
     def __contains__(self, channel: object) -> bool:
         return channel in self._channels
@@ -219,7 +210,7 @@ class Queues:
             channel = self._channels[shard.channel]
             self._writers[shard] = QueueWriter(
                 self._client,
-                self._scope.namespace,
+                self._store.scope.namespace,
                 shard,
                 channel.streams or 1,
                 channel.hand or 1,
@@ -261,7 +252,7 @@ class Queues:
         named = [each for each in batch.messages if each.unique[1] == "window"]
         if not named:
             return []
-        holders = dict(self._execute("held_windows", batch.shard, {"names": [_stored_name(each) for each in named]}))
+        holders = dict(self._rows("held_windows", batch.shard, {"names": [_stored_name(each) for each in named]}))
         return [
             Result(each, "duplicate", str(holder), in_window=True)
             for each in named
@@ -296,7 +287,7 @@ class Queues:
         names = values["names"]
         while True:
             self._execute("claim_names", shard, values)
-            rows = self._execute("name_holders", shard, {"names": names})
+            rows = self._rows("name_holders", shard, {"names": names})
             holders = {name: _Holder(*holder) for name, *holder in rows}
             if len(holders) == len({*names}):  # else one was forgotten in between
                 return holders
@@ -309,7 +300,7 @@ class Queues:
     def _forget_names(self, shard: ShardName) -> None:
         """Of a page of the queue's unique names, those that nobody has any more."""
         limits = {"after": self._named.get(shard.channel, ""), "records": RECONCILE_RECORDS}
-        [(last,)] = self._execute("forget_names", shard, limits)
+        [(last,)] = self._rows("forget_names", shard, limits)
         self._named[shard.channel] = last or ""
 
     def check(self, shard: ShardName) -> None:
@@ -337,7 +328,7 @@ class Queues:
     def _forget_cancelled(self, shard: ShardName, end: float) -> None:
         keep = max(KEEP_CANCELLED, self._channels[shard.channel].keep)
         limits = {"records": RECONCILE_RECORDS, "keep": keep}
-        while ids := [record for (record,) in self._execute("take_cancelled", shard, limits)]:
+        while ids := [record for (record,) in self._rows("take_cancelled", shard, limits)]:
             self._writer(shard).delete(ids)
             self._execute("forget_cancelled", shard, {"ids": ids})
             if monotonic() >= end:
@@ -347,7 +338,7 @@ class Queues:
         fed = 0
         while True:
             limits = {"records": REFILL_RECORDS, "bytes": BATCH_BYTES}
-            rows = self._execute("due_records", shard, limits)
+            rows = self._rows("due_records", shard, limits)
             fed += len(self._refill_rows(shard, rows))
             if not rows or monotonic() >= end:
                 return fed + self._refill_refused(shard, end)
@@ -368,7 +359,7 @@ class Queues:
     def _next_refused(self, shard: ShardName) -> list[str]:
         """The next tenants without room; none after the last one, then the first ones again."""
         limits = {"after": self._tenants.get(shard, ""), "tenants": REFILL_TENANTS}
-        found = [tenant for (tenant,) in self._execute("refused_tenants", shard, limits)]
+        found = [tenant for (tenant,) in self._rows("refused_tenants", shard, limits)]
         self._tenants[shard] = found[-1] if found else ""
         return found
 
@@ -384,7 +375,7 @@ class Queues:
 
     def _read_refused(self, shard: ShardName, tenants: Sequence[str], records: int) -> list[Any]:
         limits = {"tenants": list(tenants), "records": records, "bytes": BATCH_BYTES}
-        return self._execute("refused_records", shard, limits)
+        return self._rows("refused_records", shard, limits)
 
     def _refill_rows(
         self, shard: ShardName, rows: Sequence[Sequence[Any]], *, was_refused: bool = False
@@ -431,7 +422,7 @@ class Queues:
             "holders": [find_number(each.holder.encode()) for each in duplicates],
             "in_window": [each.in_window for each in duplicates],
         }
-        return {row[0] for row in self._execute("finish_duplicates", shard, values)}
+        return {row[0] for row in self._rows("finish_duplicates", shard, values)}
 
     def _put_refused(self, shard: ShardName, results: Sequence[Result], tenants: Sequence[str | None]) -> None:
         if results:
@@ -449,10 +440,10 @@ class Queues:
         """One page of the journal, one of the waiting records, and one of the unique names."""
         self._forget_names(shard)
         limits = {"after": self._journaled.get(shard, BEGINNING), "tail": tail, "records": RECONCILE_RECORDS}
-        [(last, ids)] = self._execute("outstanding_journaled", shard, limits)
+        [(last, ids)] = self._rows("outstanding_journaled", shard, limits)
         self._journaled[shard] = Offset(last) if last is not None else BEGINNING
         limits = {"after": self._given.get(shard, 0), "records": RECONCILE_RECORDS}
-        rows = self._execute("given_records", shard, limits)
+        rows = self._rows("given_records", shard, limits)
         self._given[shard] = rows[-1][0] if len(rows) == RECONCILE_RECORDS else RecordId(0)
         outstanding = [*ids, *(record for record, is_outstanding in rows if is_outstanding)]
         missing = self._writer(shard).find_missing(outstanding)
@@ -461,11 +452,12 @@ class Queues:
         if done := [record for record, is_outstanding in rows if not is_outstanding]:
             self._execute("forget_waiting", shard, {"ids": done})
 
-    def _execute(self, name: str, shard: ShardName, values: Mapping[str, Any] | None = None) -> list[Any]:
+    def _execute(self, name: str, shard: ShardName, values: Mapping[str, Any] = {}) -> StatementResult:
         where = {"channel": shard.channel, "shard": shard.shard}
-        with postgres_errors(f"publishing {shard}"):
-            cursor = self._connection.execute(self._sql[name], {**where, **(values or {})})
-            return cursor.fetchall() if cursor.description else []
+        return self._store.execute(name, {**where, **values}, doing=f"publishing {shard}")
+
+    def _rows(self, name: str, shard: ShardName, values: Mapping[str, Any]) -> list[Any]:
+        return self._execute(name, shard, values).fetchall()
 
 
 def _claims(named: Sequence[QueuedRecord], released: Sequence[RecordId] = ()) -> dict[str, Any]:

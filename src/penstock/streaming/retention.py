@@ -22,12 +22,10 @@ from penstock.channels.channel_kinds import get_kind
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable, ask_each, leaving_out
 from penstock.crash_points import crashpoint
-from penstock.database.connections import Connection, fetch
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.kinds import Channel
 from penstock.pipeline import Pipeline
-from penstock.records import BEGINNING, Offset, Scope, ShardName
+from penstock.records import BEGINNING, Offset, ShardName
 from penstock.schema.capture import inspect_triggers
 from penstock.streaming.faults import FaultLog, check_missed
 from penstock.streaming.publisher import Publisher
@@ -59,9 +57,8 @@ class _Removed:
 
 
 def retain(  # noqa: PLR0913  two servers, and what is known of the channel
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     channel: Channel,
     tails: dict[ShardName, Offset],
     *,
@@ -81,46 +78,41 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     left = deque(channel.shard_names if shards is None else shards)
     kind = get_kind(channel.kind)
     if kind.passed is not None:
-        tails = ask_each(partial(kind.passed, client, scope.namespace), left, on_unusable)
+        tails = ask_each(partial(kind.passed, client, store.scope.namespace), left, on_unusable)
         left = deque(tails)
     while left:
         shard = left.popleft()
-        done = _remove_passed(connection, scope, channel, shard, tails.get(shard, BEGINNING))
+        done = _remove_passed(store, channel, shard, tails.get(shard, BEGINNING))
         records += done.removed
         if done.journaled >= RECORDS_PER_TRANSACTION:
             left.append(shard)
         if done.last_offset is not None and kind.evict is not None:
             with leaving_out(shard, on_unusable):
-                evicted += kind.evict(client, scope.namespace, shard, Offset(done.last_offset + 1))
+                evicted += kind.evict(client, store.scope.namespace, shard, Offset(done.last_offset + 1))
                 crashpoint("retention.after_evict")
         if monotonic() >= until:
             break
     return Retained(records, evicted, tuple(left))
 
 
-def _remove_passed(connection: Connection, scope: Scope, channel: Channel, shard: ShardName, tail: Offset) -> _Removed:
+def _remove_passed(store: Store, channel: Channel, shard: ShardName, tail: Offset) -> _Removed:
     """Removes rows of one shard, in one transaction."""
-    sql = statements("penstock.streaming", scope.schema)
     where, has_jobs = {"channel": shard.channel, "shard": shard.shard}, channel.traits.has_jobs
-    with postgres_errors(f"retaining {shard}"), connection.transaction():
-        connection.execute(sql["prepare_retention"])
-        connection.execute(statements("penstock.database", scope.schema)["lock_channel"], where)
-        slowest = None
-        if not has_jobs:
-            [(slowest,)] = connection.execute(sql["slowest_checkpoint"], where)
+    with store.transaction(f"retaining {shard}"):
+        store.execute("prepare_retention")
+        store.execute("lock_channel", where)
+        slowest = None if has_jobs else store.value("slowest_checkpoint", where)
         floor = tail if slowest is None else min(slowest, tail)
         limits = {"floor": floor, "keep": timedelta(seconds=channel.keep), "records": RECORDS_PER_TRANSACTION}
-        remove = sql["trim_queue" if has_jobs else "remove_passed"]
-        [row] = connection.execute(remove, {**where, **limits})
+        [row] = store.rows("trim_queue" if has_jobs else "remove_passed", {**where, **limits})
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
     return _Removed(*row)
 
 
-def remove_old_ticks(connection: Connection, scope: Scope) -> None:
+def remove_old_ticks(store: Store) -> None:
     """Removes all but the last ``TICKS_KEPT`` ticks."""
-    with postgres_errors("removing old ticks"):
-        connection.execute(statements("penstock.streaming", scope.schema)["remove_old_ticks"], {"kept": TICKS_KEPT})
+    store.execute("remove_old_ticks", {"kept": TICKS_KEPT}, doing="removing old ticks")
 
 
 NOTES_PER_TRANSACTION = 5000
@@ -129,13 +121,13 @@ NOTES_KEPT = timedelta(days=7)
 """How long a job's failed attempts are kept at the least: an operator may look at its dead letter after a weekend."""
 
 
-def remove_old_notes(connection: Connection, scope: Scope, channels: Iterable[Channel]) -> bool:
+def remove_old_notes(store: Store, channels: Iterable[Channel]) -> bool:
     """Removes notes on jobs of queues, and results, that are older than ``keep``; true if there may be more."""
     keep = {each.name: timedelta(seconds=each.keep) for each in channels if each.traits.has_jobs}
     if not keep:
         return False
     values = {"channels": [*keep], "keep": [*keep.values()], "attempts_kept": NOTES_KEPT, "most": NOTES_PER_TRANSACTION}
-    [removed] = fetch(connection, scope, "penstock.streaming.remove_old_notes", "removing old notes on jobs", values)
+    [removed] = store.rows("remove_old_notes", values, doing="removing old notes on jobs")
     return NOTES_PER_TRANSACTION in removed
 
 
@@ -155,7 +147,7 @@ class StreamerUpkeep:
 
     def __init__(self, pipeline: Pipeline, clock: Callable[[], float] = monotonic) -> None:
         self._pipeline, self._clock = pipeline, clock
-        self._faults = FaultLog(pipeline.scope)
+        self._faults = FaultLog()
         self._declared: dict[str, Channel] = {}
         self._to_retain: dict[str, tuple[ShardName, ...]] = {}
         self._retained = self._swept = 0
@@ -169,31 +161,33 @@ class StreamerUpkeep:
         self._to_retain = {}
         self._faults.reopen()
 
-    def note_faults(self, connection: Connection, publisher: Publisher, *, sequences: bool) -> None:
+    def note_faults(self, store: Store, publisher: Publisher, *, sequences: bool) -> None:
         """Notes which shards are stopped, and, if this streamer sequences, which records get no offset."""
         if sequences:
-            self._faults.update(connection)
+            self._faults.update(store)
             if self._clock() >= self._capture_at:
-                self._note_captures(connection)
-        self._faults.note_stopped(connection, publisher.unusable.errors, publisher.ends.others)
+                self._note_captures(store)
+        self._faults.note_stopped(store, publisher.unusable.errors, publisher.ends.others)
 
-    def _note_captures(self, connection: Connection) -> None:
+    def _note_captures(self, store: Store) -> None:
         """Logs, once, by which table changes are lost, or staged in another form than declared."""
         self._capture_at = self._clock() + CAPTURE_EVERY_S
-        lost = {fault.message: fault.fix for fault in inspect_triggers(connection, self._pipeline) if fault.is_refused}
+        lost = {
+            fault.message: fault.fix for fault in inspect_triggers(store.connection, self._pipeline) if fault.is_refused
+        }
         for message in lost.keys() - self._lost:
             log.error("changes not captured", reason=message, fix=lost[message])
         self._lost = set(lost)
 
-    def sweep(self, connection: Connection, publisher: Publisher) -> None:
+    def sweep(self, store: Store, publisher: Publisher) -> None:
         """As ``note_faults``, and checks the next shard for records that have lost their offsets."""
-        self.note_faults(connection, publisher, sequences=True)
+        self.note_faults(store, publisher, sequences=True)
         shards = publisher.ends.known
         self._swept += 1
         if shards:
-            check_missed(connection, self._pipeline.scope, shards[self._swept % len(shards)])
+            check_missed(store, shards[self._swept % len(shards)])
 
-    def retain(self, connection: Connection, client: RedisClient, publisher: Publisher) -> int:
+    def retain(self, store: Store, client: RedisClient, publisher: Publisher) -> int:
         """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed."""
         if not self._to_retain:
             publisher.keep_budgets()
@@ -202,9 +196,8 @@ class StreamerUpkeep:
         removed, left = 0, {}
         for name, shards in self._to_retain.items():
             retained = retain(
-                connection,
+                store,
                 client,
-                self._pipeline.scope,
                 self._declared[name],
                 publisher.tails,
                 shards=[shard for shard in shards if shard not in publisher.unusable],
@@ -216,9 +209,9 @@ class StreamerUpkeep:
                 left[name] = retained.left
         self._to_retain = left
         if not left:
-            remove_old_ticks(connection, self._pipeline.scope)
-            self._faults.forget(connection)
-            has_more = remove_old_notes(connection, self._pipeline.scope, self._declared.values())
+            remove_old_ticks(store)
+            self._faults.forget(store)
+            has_more = remove_old_notes(store, self._declared.values())
             self.retain_at = self._clock() + (0.0 if has_more else RETAIN_EVERY_S)
         return removed
 

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import psycopg
 import structlog
 
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe, postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.schedules import LATE_S, ScheduleSpec
 from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable
@@ -70,31 +69,30 @@ class Scheduler:
     """The schedules of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._specs, self._scope = pipeline.schedules, pipeline.scope
-        self._sql = statements("penstock.streaming", self._scope.schema)
+        self._specs = pipeline.schedules
         self._declared = {name: make_declaration(spec) for name, spec in self._specs.items()}
         self._expected: dict[str, tuple[datetime, datetime | None]] = {}  # next slots after a moment
         self._others: dict[str, float] = {}  # since when schedules are declared otherwise
         self._failed: dict[str, str] = {}
 
-    def declare(self, connection: Connection) -> None:
+    def declare(self, store: Store) -> None:
         """Registers the schedules; one with other times than before begins anew."""
         if not self._specs:
             return
-        check_privileges(connection, self._scope, "producer")
-        rows = {row.name: row for row in self._read(connection)}
+        check_privileges(store, "producer")
+        rows = {row.name: row for row in self._read(store)}
         for name in self._specs:
             if name not in rows or rows[name].declaration != self._declared[name]:
-                self._declare(connection, name, rows.get(name))
+                self._declare(store, name, rows.get(name))
 
-    def stage_due(self, connection: Connection) -> int:
+    def stage_due(self, store: Store) -> int:
         """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again."""
         if not self._specs:
             return 0
         staged = 0
-        for row in self._read(connection):
+        for row in self._read(store):
             try:
-                staged += self._run(connection, row)
+                staged += self._run(store, row)
                 self._failed.pop(row.name, None)
             except (PenstockError, psycopg.Error) as error:
                 if _is_away(error):
@@ -105,22 +103,20 @@ class Scheduler:
                     log.error("schedule failed", schedule=row.name, reason=reason)  # noqa: TRY400  in words
         return staged
 
-    def _read(self, connection: Connection) -> list[_Row]:
-        with postgres_errors("reading schedules"):
-            rows = connection.execute(self._sql["read_schedules"], {"names": list(self._specs)}, binary=True)
-            return [_Row(*row) for row in rows]
+    def _read(self, store: Store) -> list[_Row]:
+        return store.objects(_Row, "read_schedules", {"names": list(self._specs)}, doing="reading schedules")
 
-    def _run(self, connection: Connection, row: _Row) -> int:
+    def _run(self, store: Store, row: _Row) -> int:
         """Does with a schedule what it needs now; returns the number of jobs that were staged."""
         if row.declaration != self._declared[row.name]:
             self._note_other(row)
             if row.is_late:  # a streamer of another release, which is gone, has declared it
-                self._declare(connection, row.name, row)
+                self._declare(store, row.name, row)
             return 0
         self._others.pop(row.name, None)
         if row.is_due:
-            return self._stage(connection, self._specs[row.name])
-        self._move_back(connection, row)
+            return self._stage(store, self._specs[row.name])
+        self._move_back(store, row)
         return 0
 
     def _note_other(self, row: _Row) -> None:
@@ -130,41 +126,40 @@ class Scheduler:
             self._others[row.name] = inf
             log.warning("schedule declared elsewhere", schedule=row.name, queue=row.channel, every=row.every)
 
-    def _declare(self, connection: Connection, name: str, before: _Row | None) -> None:
+    def _declare(self, store: Store, name: str, before: _Row | None) -> None:
         with postgres_errors(f"registering schedule {name}"):
-            [(now,)] = connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
+            [(now,)] = store.connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
             next_at = self._specs[name].next_slot(now)
-            connection.execute(self._sql["declare_schedule"], self._values(name, next_at=next_at))
+            store.execute("declare_schedule", self._values(name, next_at=next_at))
         if before is not None:
             log.info("schedule changed", schedule=name, queue=before.channel, every=before.every)
 
-    def _stage(self, connection: Connection, spec: ScheduleSpec) -> int:
-        with postgres_errors(f"staging the job of schedule {spec.name}"), connection.transaction():
-            row = connection.execute(self._sql["take_schedule"], self._values(spec.name), binary=True).fetchone()
+    def _stage(self, store: Store, spec: ScheduleSpec) -> int:
+        with store.transaction(f"staging the job of schedule {spec.name}"):
+            row = store.row("take_schedule", self._values(spec.name), binary=True)
             if row is None:  # another streamer has it, or it is declared otherwise
                 return 0
             first, now = row
             slots = spec.due(first, now)
             if rows := [make_scheduled(spec, slot) for slot in slots]:
-                insert_directly(connection, Insert(self._scope.schema, rows, [spec.queue]), "schedule")
+                insert_directly(store.connection, Insert(store.scope.schema, rows, [spec.queue]), "schedule")
             last = slots[-1] if slots else None
             after = last if spec.catch_up == "all" and last is not None else now
             moved: dict[str, datetime | None] = {"next_at": spec.next_slot(after), "last_at": last}
             skipped = (first, slots[0] if slots else now) if slots[:1] != [first] else (None, None)
             moved |= zip(("skipped_since", "skipped_until"), skipped, strict=True)
-            connection.execute(self._sql["move_schedule"], self._values(spec.name, **moved))
+            store.execute("move_schedule", self._values(spec.name, **moved))
         if any(skipped):
             log.warning("schedule skipped times", schedule=spec.name, since=str(skipped[0]), until=str(skipped[1]))
         return len(slots)
 
-    def _move_back(self, connection: Connection, row: _Row) -> None:
+    def _move_back(self, store: Store, row: _Row) -> None:
         """Has a schedule go on with what is due next: Postgres' clock was ahead when it was moved on."""
         expected = self._find_expected(row)
         if expected is None or (row.next_at is not None and row.next_at - expected <= timedelta(seconds=LATE_S)):
             return
-        with postgres_errors(f"moving schedule {row.name}"):
-            values = {"name": row.name, "next_at": expected, "ahead": row.next_at}
-            connection.execute(self._sql["move_schedule_back"], values)
+        values = {"name": row.name, "next_at": expected, "ahead": row.next_at}
+        store.execute("move_schedule_back", values, doing=f"moving schedule {row.name}")
         log.warning("schedule moved back", schedule=row.name, ahead=str(row.next_at), next=str(expected))
 
     def _find_expected(self, row: _Row) -> datetime | None:
@@ -200,21 +195,19 @@ class JobGroups:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._has_queues = any(each.traits.has_jobs for each in pipeline.channels.values())
-        self._sql = statements("penstock.streaming", pipeline.scope.schema)
         self._failed: dict[str, str] = {}
 
-    def stage_following(self, connection: Connection) -> int:
+    def stage_following(self, store: Store) -> int:
         """Ends groups, for ``GROUPS_S``; returns how many.  What cannot be staged is logged once, and tried again."""
         if not self._has_queues:
             return 0
         ended, end = 0, monotonic() + GROUPS_S
         try:
-            with postgres_errors("reading groups of jobs"):
-                names = [name for (name,) in connection.execute(self._sql["groups_to_end"])]
+            names = [name for (name,) in store.rows("groups_to_end", doing="reading groups of jobs")]
             if not names:
                 self._failed.clear()
             while names and monotonic() < end:
-                ended += self._end(connection, names[:MAX_ENDED])
+                ended += self._end(store, names[:MAX_ENDED])
                 del names[:MAX_ENDED]
         except PenstockError as error:
             if _is_away(error):
@@ -222,14 +215,13 @@ class JobGroups:
             self._log(error)
         return ended
 
-    def _end(self, connection: Connection, names: list[str]) -> int:
+    def _end(self, store: Store, names: list[str]) -> int:
         """Ends groups in one statement; if it fails because of one of them, each in its own."""
         try:
-            with postgres_errors("ending groups of jobs"):
-                [(ended,)] = connection.execute(self._sql["end_groups"], {"names": names})
+            ended = store.value("end_groups", {"names": names}, doing="ending groups of jobs")
         except psycopg.Error as error:
             if len(names) > 1:
-                return sum(self._end(connection, [name]) for name in names)
+                return sum(self._end(store, [name]) for name in names)
             self._log(error, *names)
             return 0
         return int(ended)

@@ -27,9 +27,10 @@ import psycopg
 from penstock.batches.columns import Columns
 from penstock.channels.batch_outcomes import Batch
 from penstock.crash_points import crashpoint
-from penstock.database.connections import BoundedConnection, Connection, fetch, silent_for, transaction_settings
+from penstock.database.connections import BoundedConnection, silent_for, transaction_settings
 from penstock.database.driver_errors import ErrorKind, classify, postgres_errors
-from penstock.database.statements import quote, statements
+from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.database.transactions import set_local_in_one
 from penstock.errors import UnsafeSetting
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
@@ -80,14 +81,11 @@ class Tick:
 class Sequencer:
     """Runs ticks on a connection."""
 
-    def __init__(
-        self, connection: Connection, scope: Scope, *, prepare: bool = False, slices: Slices | None = None
-    ) -> None:
+    def __init__(self, store: Store, *, prepare: bool = False, slices: Slices | None = None) -> None:
         """Sends nothing yet."""
-        self._connection, self._scope = connection, scope
-        self._sql = statements("penstock.streaming", scope.schema)
+        self._store = store
         # The limits are literals: a message of several statements takes no parameters.
-        self._settings = set_local_in_one(transaction_settings(connection))
+        self._settings = set_local_in_one(transaction_settings(store.connection))
         self._slices = Slices() if slices is None else slices
         self._sequencing = self._bind("sequence_committed", _LIMITS)
         self._without_payloads = self._bind("sequence_committed", _NO_PAYLOADS)
@@ -120,7 +118,7 @@ class Sequencer:
 
     def _patient(self) -> AbstractContextManager[None]:
         """A block in which Postgres may be silent for longer: the first tick may be of all that an outage has left."""
-        connection = self._connection
+        connection = self._store.connection
         if self._has_ticked or not isinstance(connection, BoundedConnection):
             return nullcontext()
         return silent_for(connection, FIRST_TICK * connection.longest_silence_s)
@@ -128,9 +126,9 @@ class Sequencer:
     def newest_tick(self) -> tuple[Tick, bool]:
         """The newest tick, and whether records were committed since."""
         with postgres_errors("looking for records"):
-            rows = self._execute_alone(self._sql["newest_tick"])
+            rows = self._execute_alone(self._store["newest_tick"])
         if not rows:
-            raise UnsafeSetting(_NO_TICK.format(schema=self._scope.schema))
+            raise UnsafeSetting(_NO_TICK.format(schema=self._store.scope.schema))
         [(number, epoch, started, has_new)] = rows
         return Tick(number, 0, epoch, server_start_us=started), has_new
 
@@ -144,11 +142,11 @@ class Sequencer:
             except psycopg.Error as error:
                 with postgres_errors(self._slices.doing):
                     self._slices.failed(error)
-                    if self._connection.closed:
+                    if self._store.connection.closed:
                         raise
 
     def _sequence_everything(self) -> Tick:
-        prepare = self._sql["prepare_tick"]
+        prepare = self._store["prepare_tick"]
         try:
             rows = self._execute_alone(self._sequencing, prepare)
         except psycopg.Error as error:
@@ -157,7 +155,7 @@ class Sequencer:
             if isinstance(error, _LOST_THE_RACE) or classify(error) is not ErrorKind.STATEMENT:
                 raise
             rows = self._execute_alone(self._without_payloads, prepare)
-        return _parse_tick(rows, self._scope)
+        return _parse_tick(rows, self._store.scope)
 
     def _sequence_slice(self) -> Tick | None:
         """The tick of the next slice; None if another sequencer's tick came before it, or nothing in it got an offset."""
@@ -165,9 +163,9 @@ class Sequencer:
             return self.newest_tick()[0]
         after, planned = found
         bounds = {**_NO_PAYLOADS, "target": planned.target, "after": after}
-        statements = self._sql["prepare_tick"], self._bind("sequence_committed", bounds)
+        statements = self._store["prepare_tick"], self._bind("sequence_committed", bounds)
         try:
-            ticked = _parse_tick(self._send(*self._isolation, self._settings, *statements), self._scope)
+            ticked = _parse_tick(self._send(*self._isolation, self._settings, *statements), self._store.scope)
         except _LOST_THE_RACE:
             ticked = None
         if ticked is None or not ticked.sequenced:
@@ -178,12 +176,12 @@ class Sequencer:
 
     def _plan(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Executes a statement that plans slices, in a transaction of its own."""
-        settings = self._settings, self._sql["prepare_plan"]
+        settings = self._settings, self._store["prepare_plan"]
         return self._send(*self._isolation, *settings, self._bind(name, values))
 
     def _bind(self, name: str, values: Mapping[str, Any]) -> bytes:
         """A statement with its values as literals."""
-        return psycopg.ClientCursor(self._connection).mogrify(self._sql[name], values).encode()
+        return psycopg.ClientCursor(self._store.connection).mogrify(self._store[name], values).encode()
 
     def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
         """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
@@ -199,8 +197,8 @@ class Sequencer:
     @cached_property
     def _isolation(self) -> tuple[bytes, ...]:
         """Statement that sets the isolation level; nothing if the server's default is right."""
-        default = self._connection.execute("SHOW default_transaction_isolation").fetchone()
-        return () if default == ("read committed",) else (self._sql["isolate"],)
+        default = self._store.connection.execute("SHOW default_transaction_isolation").fetchone()
+        return () if default == ("read committed",) else (self._store["isolate"],)
 
     def _prepared_call(self, statement: bytes) -> bytes:
         """The EXECUTE of a statement, which is prepared at the first use."""
@@ -215,7 +213,7 @@ class Sequencer:
     def _send(self, *parts: bytes) -> list[tuple[Any, ...]]:
         """Executes the parts; returns the rows of the last."""
         # Not with the connection's own cursor, which would send our settings apart.
-        results = psycopg.Cursor(self._connection).execute(b"; ".join(parts), prepare=False)
+        results = psycopg.Cursor(self._store.connection).execute(b"; ".join(parts), prepare=False)
         for _ in parts[1:]:
             results.nextset()
         # Not `description`, which makes an object of each column.
@@ -223,23 +221,22 @@ class Sequencer:
         return results.fetchall() if has_rows else []
 
 
-def tick(connection: Connection, scope: Scope) -> Tick:
+def tick(store: Store) -> Tick:
     """Runs a single tick: see ``Sequencer.tick``."""
-    return Sequencer(connection, scope).tick()
+    return Sequencer(store).tick()
 
 
-def tick_within(connection: Connection, scope: Scope) -> Tick:
+def tick_within(store: Store) -> Tick:
     """Runs a tick in a REPEATABLE READ transaction that the caller has opened and will commit.
 
     It makes a tick even if there is nothing to sequence; its snapshot then shows the same state.
     """
-    sql = statements("penstock.streaming", scope.schema)
-    connection.execute(sql["prepare_tick"])
-    rows = connection.execute(sql["sequence_committed"], _LIMITS).fetchall()
-    done = _parse_tick(rows, scope)
+    store.execute("prepare_tick")
+    rows = store.rows("sequence_committed", _LIMITS)
+    done = _parse_tick(rows, store.scope)
     if done.sequenced:
         return done
-    [(number,)] = connection.execute(sql["tick_without_records"]).fetchall()
+    number = store.value("tick_without_records")
     return Tick(number, 0, done.epoch, server_start_us=done.server_start_us)
 
 
@@ -265,13 +262,13 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
     return Tick(number, sequenced, epoch, tails, firsts, inline, started)
 
 
-def check_identity_cache(connection: Connection, scope: Scope) -> None:
+def check_identity_cache(store: Store) -> None:
     """Checks that ids are drawn one at a time: the order of records depends on it."""
-    table, doing = {"table": quote(scope.schema, "staged_records")}, "reading the id sequence of staged_records"
-    rows = fetch(connection, scope, "penstock.streaming.identity_cache", doing, table)
+    table, doing = {"table": quote(store.scope.schema, "staged_records")}, "reading the id sequence of staged_records"
+    rows = store.rows("identity_cache", table, doing=doing)
     cache = rows[0][0] if rows else None
     if cache != 1:
         raise UnsafeSetting(
-            f"the sequence of {scope.schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
-            f"changes of one key out of order. ALTER TABLE {scope.schema}.staged_records ALTER COLUMN id SET CACHE 1"
+            f"the sequence of {store.scope.schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
+            f"changes of one key out of order. ALTER TABLE {store.scope.schema}.staged_records ALTER COLUMN id SET CACHE 1"
         )

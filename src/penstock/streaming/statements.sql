@@ -1140,7 +1140,7 @@ WHERE t.kind = 'halted'
 
 -- :name read_schedules
 -- All of them, though few are due: one whose next time is too late was moved on while this clock was ahead.
-SELECT name, channel, every, timezone, digest, next_at, last_at, clock_timestamp()
+SELECT name, channel, every, timezone, digest, next_at, last_at, clock_timestamp() AS now
 FROM {schema}.schedules
 WHERE name = ANY (%(names)s);
 

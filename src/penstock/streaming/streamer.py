@@ -19,6 +19,7 @@ from penstock.crash_points import crashpoint, is_repeated
 from penstock.database.connections import Connection, Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import describe, postgres_errors
 from penstock.database.registry import register_channel, register_consumer
+from penstock.database.store import Store
 from penstock.database.transactions import WORKER_SILENCE_S, Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal.lineage import check_lineage, check_same_server, server_start_us
@@ -64,7 +65,7 @@ does not wait: the URL is wrong."""
 class Opened(NamedTuple):
     """What a streamer works with while it is connected."""
 
-    connection: Connection
+    store: Store
     sequencer: Sequencer
     publisher: Publisher
 
@@ -127,7 +128,6 @@ class Streamer(Runner[RoundResult]):
     def open(self) -> None:
         """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares."""
         self.close()
-        scope = self._pipeline.scope
         connection = connect_postgres(
             self._database_url,
             application="streamer",
@@ -137,50 +137,48 @@ class Streamer(Runner[RoundResult]):
         )
         self._connection = connection  # first: to be closed if Redis does not answer
         self._client = connect_redis(self._redis_url, timeouts=self._timeouts)
-        self._server_start_us = server_start_us(connection, scope)
-        check_revision(connection, scope)
-        check_privileges(connection, scope, "streamer")
+        store = Store(connection, self._pipeline.scope)
+        self._server_start_us = server_start_us(store)
+        check_revision(store)
+        check_privileges(store, "streamer")
         check_eviction(self._client)
-        check_identity_cache(connection, scope)
+        check_identity_cache(store)
         if not self._has_opened:  # a later release may replace them while this worker runs
             check_triggers(connection, self._pipeline)
             self._has_opened = True
-        epoch = check_lineage(
-            connection, self._client, scope, declared=self._pipeline.shard_names, on_unusable=self._unusable.add
-        )
+        epoch = check_lineage(store, self._client, declared=self._pipeline.shard_names, on_unusable=self._unusable.add)
         if self._epoch not in {None, epoch}:
             self._observers(EpochChanged(epoch))
         self._epoch = epoch
-        self._register(connection)
-        self._sequencer = Sequencer(connection, scope, prepare=self._prepare, slices=self._slices)
-        self._publisher = self._make_publisher(connection, epoch)
+        self._register(store)
+        self._sequencer = Sequencer(store, prepare=self._prepare, slices=self._slices)
+        self._publisher = self._make_publisher(store, epoch)
         self._refresh_at, self._newest_tick = 0.0, -1
         self.upkeep.reopen()
         if self._most is None:  # slices do not wait, and soon end
-            keep_memory(connection, scope)
+            keep_memory(store)
             if self._share.sequences:
                 self._nudges.open()
                 self._troubles.open()
         share = {} if self._share.is_whole else {"share": str(self._share)}
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
 
-    def _register(self, connection: Connection) -> None:
+    def _register(self, store: Store) -> None:
         """Registers what the pipeline declares, without retired channels and renamed consumers: the others are streamed."""
-        scope = self._pipeline.scope
         crashpoint("streamer.before_register")
         for channel in self._pipeline.channels.values():
             with _skipping_former(channel=channel.name):
-                register_channel(connection, scope, channel)
+                register_channel(store, channel)
         crashpoint("streamer.after_channels")
         for consumer in self._pipeline.consumers.values():
             if consumer.channel.name in self._pipeline.channels:
                 with _skipping_former(consumer=consumer.name):
-                    register_consumer(connection, scope, consumer)
-        self._scheduler.declare(connection)
+                    register_consumer(store, consumer)
+        self._scheduler.declare(store)
         crashpoint("streamer.after_register")
 
-    def _make_publisher(self, connection: Connection, epoch: Epoch) -> Publisher:
-        servers = connection, self._client, self._pipeline.scope
+    def _make_publisher(self, store: Store, epoch: Epoch) -> Publisher:
+        servers = store, self._client
         options: dict[str, Any] = {"epoch": epoch, "unusable": self._unusable, "share": self._share}
         if self._most is None:
             return Publisher(*servers, **options)
@@ -210,12 +208,12 @@ class Streamer(Runner[RoundResult]):
 
     def refresh(self) -> None:
         """Reads what other processes have done; at most every ``REFRESH_EVERY_S``."""
-        connection, _, publisher = self.opened()
+        store, _, publisher = self.opened()
         if monotonic() >= self._refresh_at:
             publisher.refresh()
-            self.upkeep.note_faults(connection, publisher, sequences=self._sequences)
-            self._scheduler.stage_due(connection)
-            self._groups.stage_following(connection)
+            self.upkeep.note_faults(store, publisher, sequences=self._sequences)
+            self._scheduler.stage_due(store)
+            self._groups.stage_following(store)
             self._troubles.note_hanging()
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
@@ -268,8 +266,8 @@ class Streamer(Runner[RoundResult]):
 
     def sweep(self) -> None:
         """Notes records that cannot get an offset, and checks the next shard: ``DamagedJournal`` if records have lost theirs."""
-        connection, _, publisher = self.opened()
-        self.upkeep.sweep(connection, publisher)
+        store, _, publisher = self.opened()
+        self.upkeep.sweep(store, publisher)
         if self._most is not None:  # slices have no thread
             self._troubles.open(once=True)
 
@@ -280,12 +278,12 @@ class Streamer(Runner[RoundResult]):
         assert self._connection is not None
         assert self._sequencer is not None
         assert self._publisher is not None
-        return Opened(self._connection, self._sequencer, self._publisher)
+        return Opened(Store(self._connection, self._pipeline.scope), self._sequencer, self._publisher)
 
     def retain(self) -> int:
         """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed."""
-        connection, _, publisher = self.opened()
-        removed = self.upkeep.retain(connection, self._client, publisher)
+        store, _, publisher = self.opened()
+        removed = self.upkeep.retain(store, self._client, publisher)
         self._observers(Streamed(removed=removed))
         return removed
 

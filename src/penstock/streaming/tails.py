@@ -9,14 +9,14 @@ import structlog
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UnusableShards, ask_each
 from penstock.channels.log.streams import extents
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.registry import RegisteredChannel
+from penstock.database.store import Store
 from penstock.errors import PenstockError
 from penstock.journal.journal_reader import registered_tails
 from penstock.journal.lineage import check_tails
 from penstock.observer import Observers, ShardStopped
-from penstock.records import BEGINNING, Offset, Scope, ShardName
+from penstock.records import BEGINNING, Offset, ShardName
 from penstock.streaming.share import ShardTakeover, Share
 from penstock.streaming.unpublished import count_missing
 
@@ -44,10 +44,8 @@ class Tails:
     ``unusable`` shards are left out.
     """
 
-    def __init__(
-        self, connection: Connection, client: RedisClient, scope: Scope, share: Share, unusable: UnusableShards
-    ) -> None:
-        self._connection, self._client, self._scope = connection, client, scope
+    def __init__(self, store: Store, client: RedisClient, share: Share, unusable: UnusableShards) -> None:
+        self._store, self._client = store, client
         self._share, self._takeover = share, ShardTakeover(share)
         self._distances: dict[ShardName, int] = {}
         self._channels: Mapping[str, RegisteredChannel] = {}
@@ -146,7 +144,7 @@ class Tails:
         The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
         never be published.
         """
-        self.journal = registered_tails(self._connection, self._scope)
+        self.journal = registered_tails(self._store)
         found = self.read_logs([shard for shard in shards if shard not in self.unusable])
         self._moved.update(
             shard
@@ -157,7 +155,7 @@ class Tails:
 
     def read_logs(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
         """Ends of the logs of usable shards."""
-        read = partial(extents, self._client, self._scope.namespace)
+        read = partial(extents, self._client, self._store.scope.namespace)
         found = ask_each(read, shards, self.unusable.add)
         return {shard: extent.tail for shard, extent in found.items()}
 
@@ -178,7 +176,7 @@ class Tails:
     def check(self, shards: Sequence[ShardName]) -> None:
         """Leaves out those shards whose log does not end where their journal ends, or before, with the same record."""
         if shards:
-            check_tails(self._connection, self._client, self._scope, shards, self.unusable.add)
+            check_tails(self._store, self._client, shards, self.unusable.add)
 
     def move(self, shard: ShardName, tail: Offset, *, by_another: bool) -> None:
         """Takes the end of a log from a reply."""

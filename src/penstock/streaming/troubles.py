@@ -15,8 +15,8 @@ from time import monotonic
 import structlog
 
 from penstock.database.connections import connect_postgres
-from penstock.database.driver_errors import describe, postgres_errors
-from penstock.database.statements import statements
+from penstock.database.driver_errors import describe
+from penstock.database.store import Store
 from penstock.errors import PenstockError
 from penstock.observer import TroubleHandler, TroubleReport, fresh_context
 from penstock.parallel import Backoff
@@ -46,7 +46,6 @@ class TroubleWatch:
     def __init__(self, handlers: Sequence[TroubleHandler], database_url: str, scope: Scope) -> None:
         """Does not begin yet; see ``open``."""
         self._handlers, self._database_url, self._scope = handlers, database_url, scope
-        self._sql = statements("penstock.streaming", scope.schema)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._began_at: float | None = None
@@ -102,21 +101,19 @@ class TroubleWatch:
         failed: BaseException | None = None
         with (
             connect_postgres(self._database_url, application="troubles") as connection,
-            postgres_errors("looking for troubles"),
-            connection.transaction(),
+            (store := Store(connection, self._scope)).transaction("looking for troubles"),
         ):
-            [(is_ours,)] = connection.execute(self._sql["lock_troubles"]).fetchall()
-            if not (is_ours and self._handlers):
+            if not (store.value("lock_troubles") and self._handlers):
                 return 0
-            connection.execute(self._sql["forget_troubles"])
-            rows = connection.execute(self._sql["new_troubles"], {"waiting_s": WAITING_S}).fetchall()
+            store.execute("forget_troubles")
+            rows = store.rows("new_troubles", {"waiting_s": WAITING_S})
             for kind, subject, detail, *named, is_first in rows:
                 try:
                     self._report(make_report(kind, *named, is_first=is_first))
                 except BaseException as error:  # noqa: BLE001  raised below
                     failed = failed or error
                     continue
-                connection.execute(self._sql["note_trouble"], {"kind": kind, "subject": subject, "detail": detail})
+                store.execute("note_trouble", {"kind": kind, "subject": subject, "detail": detail})
         if failed is not None:
             raise failed
         return len(rows)

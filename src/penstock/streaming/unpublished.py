@@ -17,11 +17,11 @@ from psycopg.adapt import Loader
 from penstock.batches.columns import COLUMNS, Columns
 from penstock.channels.batch_outcomes import Batch
 from penstock.channels.isolation import OnUnusable, leaving_out
-from penstock.database.connections import Connection, pipelined
+from penstock.database.connections import pipelined
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import DamagedJournal
-from penstock.records import BEGINNING, Epoch, Offset, Scope, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, ShardName
 
 BATCH_RECORDS = 500
 """Most records per batch: appending that many keeps Redis busy for about 2 ms."""
@@ -45,15 +45,13 @@ _Item = TypeVar("_Item")
 Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
-def keep_memory(connection: Connection, scope: Scope) -> None:
+def keep_memory(store: Store) -> None:
     """Has the session keep the memory of a batch for the next one."""
-    with postgres_errors("preparing to read"):
-        connection.execute(statements("penstock.streaming", scope.schema)["keep_memory"])
+    store.execute("keep_memory", doing="preparing to read")
 
 
 def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
-    connection: Connection,
-    scope: Scope,
+    store: Store,
     target: Mapping[ShardName, Offset],
     tails: Mapping[ShardName, Offset],
     *,
@@ -73,16 +71,15 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
     Records of ``queues`` are gone once they are done: such a one has an id, and no key.  ``on_unusable`` is called with a
     shard whose journal is damaged; None raises.
     """
-    sql = statements("penstock.streaming", scope.schema)
 
     def request(shard: ShardName, after: Offset) -> tuple[ShardName, Offset, int, Cursor]:
         arguments = {"channel": shard.channel, "shard": shard.shard, "tail": after}
         allowed = PACKED_RECORDS if shard.channel in packed else most
         records = min(allowed, fitting.get(shard, allowed))
         limits = {"records": min(records, target[shard] - after), "bytes": BATCH_BYTES}
-        cursor = connection.cursor()
+        cursor = store.connection.cursor()
         cursor.adapters.register_loader("text", _BytesLoader)  # they are passed on as they come
-        statement = sql["unpublished_checked" if shard in checked else "unpublished"]
+        statement = store["unpublished_checked" if shard in checked else "unpublished"]
         return shard, after, limits["records"], cursor.execute(statement, {**arguments, **limits})
 
     lacking = deque(
@@ -99,8 +96,8 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
             first_requests_left -= 1
             requested.append(request(*lacking.popleft()))
 
-    with postgres_errors("reading unpublished records"), pipelined(connection):
-        connection.execute(sql["prepare_reading"])
+    with postgres_errors("reading unpublished records"), pipelined(store.connection):
+        store.execute("prepare_reading")
         request_ahead()
         while requested:
             shard, after, records, cursor = requested.popleft()
@@ -114,7 +111,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
                 fitting[shard] = 2 * records
             found: list[Batch] = []
             with leaving_out(shard, on_unusable):
-                row = None if _is_behind_hole(connection, sql["journal_goes_back"], shard, after, row) else row
+                row = None if _is_behind_hole(store, shard, after, row) else row
                 read = _check(shard, after, row, target[shard], may_be_gone=shard.channel in queues)
                 found.append(_make_batch(shard, after, read, epoch))
             lacking.extend((shard, batch.last) for batch in found if batch.last < target[shard])
@@ -129,15 +126,12 @@ class _BytesLoader(Loader):
         return bytes(data)
 
 
-def _is_behind_hole(
-    connection: Connection, statement: bytes, shard: ShardName, after: Offset, row: tuple[Any, ...] | None
-) -> bool:
+def _is_behind_hole(store: Store, shard: ShardName, after: Offset, row: tuple[Any, ...] | None) -> bool:
     """True if a batch begins later than the tail although the journal has what comes before it."""
     if row is None or row[0] == after + 1:
         return False
     where = {"channel": shard.channel, "shard": shard.shard, "tail": after}
-    [(goes_back,)] = connection.execute(statement, where).fetchall()
-    return bool(goes_back)
+    return bool(store.value("journal_goes_back", where))
 
 
 def _check(

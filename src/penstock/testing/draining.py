@@ -9,17 +9,15 @@ from time import monotonic
 from typing import Any
 
 from penstock.consuming import Consumed, SeveralRunners, Worker, make_worker
-from penstock.database.connections import Connection, connect_postgres
-from penstock.database.driver_errors import postgres_errors
+from penstock.database.connections import connect_postgres
 from penstock.database.registry import read_pauses
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.kinds import Channel, LogChannel
 from penstock.declaring.outcomes import Cancel, DeadLetter
 from penstock.display import format_count
 from penstock.errors import DeclarationError
 from penstock.pipeline import Pipeline
-from penstock.records import Scope
 from penstock.streaming import Streamer
 
 RETRY_S = 0.02
@@ -79,7 +77,7 @@ def drained(  # noqa: PLR0913  what a run takes
     last = _LastFailure()
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(database_url, application="test"))
-        failures = _Failures(connection, pipeline.scope)
+        failures = _Failures(Store(connection, pipeline.scope))
         old_letters = failures.dead_letters()
         streamer = Streamer(pipeline, database_url, redis_url)
         stack.callback(streamer.close)
@@ -199,8 +197,7 @@ def _names_read(channel: Channel) -> list[str]:
 class _Failures:
     """Descriptions of halted shards and dead letters."""
 
-    connection: Connection
-    scope: Scope
+    store: Store
 
     def stopped(self, consumers: Sequence[ConsumerSpec]) -> list[str]:
         """Describes the pauses of consumers and their channels, and their halted shards."""
@@ -211,9 +208,7 @@ class _Failures:
             for name in _names_read(consumer.channel)
         ]
         active = (
-            pause
-            for pause in read_pauses(self.connection, self.scope)
-            if any(pause.holds(*pair) for pair in read)
+            pause for pause in read_pauses(self.store) if any(pause.holds(*pair) for pair in read)
         )
         pauses = [str(pause) for pause in active]
         return pauses + [
@@ -233,6 +228,4 @@ class _Failures:
         }
 
     def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
-        with postgres_errors("looking for failed records"):
-            statement = statements("penstock.testing", self.scope.schema)[name]
-            return self.connection.execute(statement, values).fetchall()
+        return self.store.rows(name, values, doing="looking for failed records")

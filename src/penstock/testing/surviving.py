@@ -20,11 +20,10 @@ from sqlalchemy import make_url
 from penstock.consuming import SeveralRunners, Worker, make_worker
 from penstock.crash_points import install_crashpoint, install_repeats
 from penstock.database.connections import connect_postgres
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.embedded.postgres import database_url as name_database
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.testing.databases import delete_keys, temporary_database
 from penstock.testing.draining import MAX_ROUNDS, RETRY_S, drained, within
@@ -352,9 +351,9 @@ def read_tables(url: str, also: Iterable[str] = ()) -> Tables:
     """Reads the application's tables: those of the schema ``public`` and of ``also``."""
     by_title: dict[str, Table] = {}
     with connect_postgres(url, application="test") as connection:
-        tables = statements("penstock.testing", DEFAULT_SCOPE.schema)["application_tables"]
-        rows = connection.execute(tables, {"also": list(also)}).fetchall()
-        for space, name, columns in rows:
+        for space, name, columns in Store(connection).rows(
+            "application_tables", {"also": list(also)}
+        ):
             listed = sql.SQL(", ").join(
                 sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns
             )

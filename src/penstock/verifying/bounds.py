@@ -17,9 +17,9 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import ShardError, ask_each
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.database.connections import Connection, fetch
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards
+from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
 from penstock.errors import InvalidSetting, Unknown
 from penstock.journal.journal_reader import journal_tails
@@ -82,18 +82,17 @@ class _PostgresState:
 
 
 def read_bounds(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
-    scope: Scope,
     shards: Sequence[ShardName],
     start: Start,
     declared: Collection[ShardName] = (),
 ) -> Bounds:
     """Reads checkpoints, ends of the log and ends of the journal, in this order."""
-    first = _read_starts(connection, scope, shards, start)
-    state = _read_postgres(connection, scope, shards)
-    log_ends, findings = _read_log_ends(client, scope, shards, state)
-    journal = journal_tails(connection, scope)
+    first = _read_starts(store, shards, start)
+    state = _read_postgres(store, shards)
+    log_ends, findings = _read_log_ends(client, store.scope, shards, state)
+    journal = journal_tails(store)
     findings += _check_checkpoints(state, log_ends, journal)
     findings += _check_unread(state, journal, declared)
     for shard in shards:
@@ -102,7 +101,7 @@ def read_bounds(
     for shard in shards:
         end = journal.get(shard, BEGINNING)
         if log_ends[shard] > end:
-            beyond = list(_read_beyond(client, scope, shard, end, log_ends[shard]))
+            beyond = list(_read_beyond(client, store.scope, shard, end, log_ends[shard]))
             unexpected += beyond
             if not beyond:
                 text = (
@@ -126,9 +125,7 @@ def read_bounds(
     return Bounds(ranges, unpublished, findings, unexpected)
 
 
-def _read_starts(
-    connection: Connection, scope: Scope, shards: Sequence[ShardName], start: Start
-) -> dict[ShardName, int]:
+def _read_starts(store: Store, shards: Sequence[ShardName], start: Start) -> dict[ShardName, int]:
     """Returns the first offset to verify in each shard; leaves out shards without one."""
     if isinstance(start, Place):
         if start.shard not in shards:
@@ -138,9 +135,7 @@ def _read_starts(
         return dict.fromkeys(shards, start or 1)
     try:
         since = {**name_shards(shards), "since": start}
-        rows = fetch(
-            connection, scope, "penstock.verifying.first_since", "reading the journal", since
-        )
+        rows = store.rows("first_since", since, doing="reading the journal")
     except psycopg.DataError as error:
         raise InvalidSetting(
             f"--from is {start!r}; it takes an offset, or a time that Postgres can parse, such as "
@@ -149,22 +144,14 @@ def _read_starts(
     return {ShardName(channel, Shard(shard)): first for channel, shard, first in rows}
 
 
-def _read_postgres(
-    connection: Connection, scope: Scope, shards: Sequence[ShardName]
-) -> _PostgresState:
-    channels = registered_channels(connection, scope)
+def _read_postgres(store: Store, shards: Sequence[ShardName]) -> _PostgresState:
+    channels = registered_channels(store)
     kinds = {shard: channels[shard.channel].kind for shard in shards if shard.channel in channels}
     registered = {shard for channel in channels.values() for shard in channel.shard_names}
     evicting = {s for s in kinds if channels[s.channel].redis_memory is not None}
     state = _PostgresState(kinds, {}, {}, registered, evicting)
     values = name_shards(shards)
-    rows = fetch(
-        connection,
-        scope,
-        "penstock.verifying.checkpoints_and_beginnings",
-        "reading checkpoints",
-        values,
-    )
+    rows = store.rows("checkpoints_and_beginnings", values, doing="reading checkpoints")
     for channel, number, first_offset, consumer, offset in rows:
         shard = ShardName(channel, Shard(number))
         state.journal_starts[shard] = first_offset

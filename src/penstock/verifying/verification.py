@@ -17,11 +17,11 @@ from penstock.channels.log.stream_entries import NAMES, is_batch, parse_batch
 from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis, redis_errors
-from penstock.database.connections import Connection, fetch
 from penstock.database.statements import name_shards
+from penstock.database.store import Store
 from penstock.errors import ForeignLog
 from penstock.journal.journal_reader import known_shards, missed_records
-from penstock.records import DEFAULT_SCOPE, Scope, ShardName
+from penstock.records import Scope, ShardName
 from penstock.verifying.bounds import Bounds, Start, read_bounds
 from penstock.verifying.comparing import (
     Entry,
@@ -90,12 +90,11 @@ class Verified:
 
 
 def verify(
-    connection: Connection,
+    store: Store,
     client: RedisClient,
     examiner: Examiner,
     *,
     start: Start = None,
-    scope: Scope = DEFAULT_SCOPE,
     declared: Iterable[ShardName] = (),
 ) -> Verified:
     """Compares staged records, journal, log and checkpoints, on autocommit to the primary.
@@ -105,10 +104,10 @@ def verify(
     """
     started = monotonic()
     declared = frozenset(declared)
-    shards = known_shards(connection, scope, declared)
-    bounds = read_bounds(connection, client, scope, shards, start, declared)
+    shards = known_shards(store, declared)
+    bounds = read_bounds(store, client, shards, start, declared)
     examined = examiner.examine(bounds.ranges)
-    counts, findings = _collect(connection, scope, bounds, examined)
+    counts, findings = _collect(store, bounds, examined)
     return Verified(
         examined.records,
         len(shards),
@@ -121,13 +120,13 @@ def verify(
 
 
 def _collect(
-    connection: Connection, scope: Scope, bounds: Bounds, examined: Examination
+    store: Store, bounds: Bounds, examined: Examination
 ) -> tuple[Counter[FindingKind], list[Finding]]:
     """Collects all findings, ordered by shard and offset, and counts each kind."""
-    missed = [*_find_overlooked(connection, scope)]
+    missed = [*_find_overlooked(store)]
     unexpected = [*bounds.unexpected, *examined.unexpected]
     records = {*examined.twice, *(e.record for e in unexpected if e.record is not None)}
-    places = _read_places(connection, scope, records)
+    places = _read_places(store, records)
     classified = classify(unexpected, places, examined.findings)
     uncounted = [*bounds.findings, *classified, *missed]
     counts = Counter(examined.counts)
@@ -146,21 +145,19 @@ def _collect(
     return counts, findings
 
 
-def _read_places(
-    connection: Connection, scope: Scope, records: set[int]
-) -> dict[int, list[JournalPlace]]:
+def _read_places(store: Store, records: set[int]) -> dict[int, list[JournalPlace]]:
     """Returns the places of these records in the journal."""
     places: dict[int, list[JournalPlace]] = {}
     if records:
         values = {"records": list(records)}
-        rows = fetch(connection, scope, "penstock.verifying.places", "reading the journal", values)
+        rows = store.rows("places", values, doing="reading the journal")
         for record, channel, shard, offset in rows:
             places.setdefault(record, []).append((channel, shard, offset))
     return places
 
 
-def _find_overlooked(connection: Connection, scope: Scope) -> Iterator[Finding]:
-    for gap in missed_records(connection, scope):
+def _find_overlooked(store: Store) -> Iterator[Finding]:
+    for gap in missed_records(store):
         text = (
             f"{gap.count:,} records were committed before the last tick and have no offset; "
             f"the first is record {gap.first}"
@@ -246,49 +243,41 @@ def _read_log_beginning(client: RedisClient, scope: Scope, span: VerificationRan
     return extent.first
 
 
-def offsets_a_read(connection: Connection, scope: Scope, part: VerificationRange) -> int:
+def offsets_a_read(store: Store, part: VerificationRange) -> int:
     """Returns the number of offsets in one read: few enough for a worker's memory."""
-    largest = _read_number(connection, scope, "penstock.verifying.heaviest", part, 0)
+    largest = _read_number(store, "heaviest", part, 0)
     return max(1, min(OFFSETS_A_READ, BYTES_A_READ // max(1, largest)))
 
 
-def _read_number(
-    connection: Connection, scope: Scope, statement: str, span: VerificationRange, default: int
-) -> int:
-    [(number,)] = _rows(connection, scope, statement, span)
+def _read_number(store: Store, statement: str, span: VerificationRange, default: int) -> int:
+    [(number,)] = _rows(store, statement, span)
     return default if number is None else int(number)
 
 
-def _rows(
-    connection: Connection, scope: Scope, statement: str, span: VerificationRange
-) -> list[tuple[Any, ...]]:
+def _rows(store: Store, statement: str, span: VerificationRange) -> list[tuple[Any, ...]]:
     values: dict[str, Any] = {"channel": span.shard.channel, "shard": span.shard.shard}
     values |= {"after": span.after, "until": span.until}
-    return fetch(connection, scope, statement, f"reading {span.shard}", values)
+    return store.rows(statement, values, doing=f"reading {span.shard}")
 
 
 def examine_range(
-    connection: Connection, client: RedisClient, scope: Scope, span: VerificationRange
+    store: Store, client: RedisClient, span: VerificationRange
 ) -> tuple[list[ExpectedRecord], Iterable[Finding | UnexpectedEntry]]:
     """Returns the records that Postgres names in a range, and the faults there or in the log."""
     # The log first: a published record that Postgres names afterwards was in the log before.
-    entries = _read_entries(client, scope, span)
-    expected = _read_expected(connection, scope, span)
+    entries = _read_entries(client, store.scope, span)
+    expected = _read_expected(store, span)
     if _is_equal(span, expected, entries):
         return expected, ()
-    journal_start = _read_number(
-        connection, scope, "penstock.verifying.begins", span, span.until + 1
-    )
+    journal_start = _read_number(store, "begins", span, span.until + 1)
     return expected, compare(
-        span, expected, entries, journal_start, _read_log_beginning(client, scope, span)
+        span, expected, entries, journal_start, _read_log_beginning(client, store.scope, span)
     )
 
 
-def _read_expected(
-    connection: Connection, scope: Scope, span: VerificationRange
-) -> list[ExpectedRecord]:
+def _read_expected(store: Store, span: VerificationRange) -> list[ExpectedRecord]:
     """Reads the records that Postgres names."""
-    rows = _rows(connection, scope, "penstock.verifying.expected_records", span)
+    rows = _rows(store, "expected_records", span)
     return [
         ExpectedRecord(
             offset, record, entry, tuple(map(str.encode, values)) if present else None, at_home
@@ -304,18 +293,18 @@ class InlineExaminer:
     Postgres.
     """
 
-    def __init__(self, connection: Connection, redis_url: str, scope: Scope) -> None:
+    def __init__(self, store: Store, redis_url: str) -> None:
         """Sets up."""
-        self._connection, self._redis_url, self._scope = connection, redis_url, scope
+        self._store, self._redis_url = store, redis_url
 
     def examine(self, ranges: Sequence[VerificationRange]) -> Examination:
         """Compares every offset of the ranges."""
         totals = _Totals()
         with connect_unparsed(self._redis_url) as client:
             for requested in ranges:
-                max_offsets = offsets_a_read(self._connection, self._scope, requested)
+                max_offsets = offsets_a_read(self._store, requested)
                 for span in divide(requested, max_offsets):
-                    expected, wrong = examine_range(self._connection, client, self._scope, span)
+                    expected, wrong = examine_range(self._store, client, span)
                     totals.records += len(expected)
                     totals.add(wrong)
         again, twice = self._read_repeats(ranges)
@@ -332,21 +321,13 @@ class InlineExaminer:
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
         """Returns the number of repeated journal positions, and the first records that repeat."""
         values = {**_parameters(ranges), "most": FINDINGS_KEPT}
-        rows = fetch(
-            self._connection,
-            self._scope,
-            "penstock.verifying.repeats",
-            "reading the journal",
-            values,
-        )
+        rows = self._store.rows("repeats", values, doing="reading the journal")
         return (rows[0][1] if rows else 0), [record for record, _ in rows]
 
     def _count_overtaken(self, ranges: Sequence[VerificationRange]) -> int:
         """Returns the number of records that come after a newer record of the same key."""
         doing, values = "reading the journal", _parameters(ranges)
-        [(number,)] = fetch(
-            self._connection, self._scope, "penstock.verifying.overtaken", doing, values
-        )
+        number = self._store.value("overtaken", values, doing=doing)
         return int(number)
 
 

@@ -44,9 +44,7 @@ def verify(
         # What is neither an offset nor a place is a time, which Postgres parses.
         begin = parse_position(start) if start is not None and means_position(start) else start
         declared = servers.pipeline.shard_names if servers.pipeline else ()
-        done = run_verification(
-            servers.connection, servers.client, examiner, start=begin, scope=servers.scope, declared=declared
-        )
+        done = run_verification(servers.store, servers.client, examiner, start=begin, declared=declared)
     if json:
         names = ("clean", "records", "shards", "unpublished", "overtaken", "counts", "findings", "seconds")
         known = {name: getattr(done, name) for name in names}
@@ -120,9 +118,9 @@ def reconcile(
         open_connections(settings, "reconcile") as servers,
         open_comparer(settings, servers, chain(*groups), report, with_rows=values) as comparer,
     ):
-        examine_lineage(servers.connection, servers.client, servers.scope)
+        examine_lineage(servers.store, servers.client)
         for found in reconcile_all(
-            servers.connect, servers.scope, groups, comparer, intent=intent, wait_s=wait, resume=resume
+            servers.connect, servers.store.scope, groups, comparer, intent=intent, wait_s=wait, resume=resume
         ):
             done.append(found)
             if isinstance(found, FailedRun):

@@ -12,6 +12,7 @@ from penstock.cli.command import command, find_pipeline, require_extra
 from penstock.cli.connecting import servers
 from penstock.cli.render import show
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.errors import InvalidSetting
 from penstock.pipeline import get_scope
 from penstock.schema.revisions import check_revision
@@ -65,7 +66,7 @@ def console(
     entrance = access.Entrance(known, token, header or None, proxy_address)
     with servers(settings, schema=get_scope(pipeline).schema, start=False) as urls:
         with connect_postgres(urls.database_url, application="console", prepare=settings.prepare) as connection:
-            check_revision(connection, get_scope(pipeline))
+            check_revision(Store(connection, get_scope(pipeline)))
         made = make_console(
             pipeline,
             urls.database_url,

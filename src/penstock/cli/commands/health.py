@@ -13,6 +13,7 @@ from penstock.cli.connecting import Connections, open_connections, servers
 from penstock.cli.loops import Stop
 from penstock.cli.render import clear_screen, say, show, show_json, show_rows, show_table, show_text
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.display import format_count, format_memory, format_seconds
 from penstock.errors import ServerUnavailable
 from penstock.observing.listener import Answer, Listener
@@ -54,7 +55,7 @@ def status(
 
 
 def _show_status(servers: Connections, *, json: bool, by_shard: bool) -> Status:
-    found = read_status(servers.connection, servers.client, servers.pipeline)
+    found = read_status(servers.store, servers.client, servers.pipeline)
     if json:
         show_json(found)
     else:
@@ -291,7 +292,7 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
         except ServerUnavailable as error:
             return [CheckResult("postgres", "error", str(error), "see --database-url", unreachable=True)]
         with connection:
-            return diagnose(connection, client, pipeline)
+            return diagnose(Store(connection), client, pipeline)
 
 
 @command("listen")

@@ -44,7 +44,7 @@ def list_(
 ) -> None:
     """List the unfinished jobs of a queue, in the order of their ids, and what each waits for; without payloads."""
     with open_connections(settings, "jobs") as servers:
-        found = list_jobs(servers.connection, servers.client, queue, of, after=after, limit=limit, scope=servers.scope)
+        found = list_jobs(servers.store, servers.client, queue, of, after=after, limit=limit)
     if not found and not json:
         say("no jobs")
         return
@@ -62,7 +62,7 @@ def show_(
 ) -> None:
     """Show a job with its payload; for a finished job, its progress and result."""
     with open_connections(settings, "jobs") as servers:
-        found = read_job(servers.connection, servers.client, queue, id_, scope=servers.scope)
+        found = read_job(servers.store, servers.client, queue, id_)
     if json:
         known = {name: getattr(found, name) for name in ("job", "progress", "note", "done_at")}
         show(with_payload(known, found.record, result=found.result_json))
@@ -114,10 +114,10 @@ def cancel(
     of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            _show_plan(count_jobs(servers.connection, servers.client, queue, of, scope=servers.scope), json=json)
+            _show_plan(count_jobs(servers.store, servers.client, queue, of), json=json)
             return
         _note(servers, "Cancel", of, "cancel", queue)
-        done = cancel_jobs(servers.connection, servers.client, queue, of, scope=servers.scope)
+        done = cancel_jobs(servers.store, servers.client, queue, of)
     if json:
         show_json(done)
         return
@@ -144,7 +144,7 @@ def retry(
     with open_connections(settings, "jobs") as servers:
         if apply:
             _note(servers, "Retry", of, "retry", queue)
-        found = retry_jobs(servers.connection, servers.client, queue, of, apply=apply, scope=servers.scope)
+        found = retry_jobs(servers.store, servers.client, queue, of, apply=apply)
     if not found and not json:
         say("no jobs")
         return
@@ -171,12 +171,12 @@ def move_due_(
     of = _choose(of, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            counts = count_jobs(servers.connection, servers.client, queue, of, movable=True, scope=servers.scope)
+            counts = count_jobs(servers.store, servers.client, queue, of, movable=True)
             _show_plan(counts, json=json)
             say("Jobs at work, and those with a unique name, are left alone.")
             return
         _note(servers, "Move", of, "move-due", queue, at.isoformat(timespec="seconds"))
-        moved = move_due(servers.connection, servers.client, queue, of, at, scope=servers.scope)
+        moved = move_due(servers.store, servers.client, queue, of, at)
     show(f"{format_count(moved, 'job')} due at {at:%Y-%m-%d %H:%M:%S} UTC")
 
 
@@ -192,9 +192,9 @@ def _choose(of: JobFilter, ids: list[int] | None, *, all_: bool) -> JobFilter:
 
 def _note(servers: Connections, title: str, of: JobFilter, command: str, queue: str, *more: str) -> None:
     """Notes what is about to be done to the jobs of a queue that there is."""
-    check_queue(servers.connection, queue, servers.scope)
+    check_queue(servers.store, queue)
     words = f"{title} jobs of {queue}", jobs_command(of, command, queue, *more)
-    note_action(servers.connection, whoami(), *words, scope=servers.scope)
+    note_action(servers.store, whoami(), *words)
 
 
 def _show_plan(counts: Sequence[JobCount], *, json: bool) -> None:
@@ -209,7 +209,7 @@ queues = typer.Typer(no_args_is_help=True, help="List or set limits of the tenan
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
     """List the limits that hold, set and declared; an empty name means all others."""
     with open_connections(settings, "queues") as servers:
-        found, _ = list_limits(servers.connection, queue, scope=servers.scope)
+        found, _ = list_limits(servers.store, queue)
     show_found(found, "kind, name, limits=text, set at", json=json)
 
 
@@ -251,10 +251,10 @@ def limit_(
         )
     change = LimitChange(queue, *(("tenant", tenant) if tenant is not None else ("key", str(key))), given)
     with open_connections(settings, "queues") as servers:
-        show(change.describe(change.find(servers.connection, servers.scope)))
+        show(change.describe(change.find(servers.store)))
         if not apply:
             say(NOTHING_CHANGED)
             return
-        note_action(servers.connection, whoami(), change.title, change.command, scope=servers.scope)
-        change.apply(servers.connection, servers.scope)
+        note_action(servers.store, whoami(), change.title, change.command)
+        change.apply(servers.store)
     show("holds within a second or two, once the streamer has read it")

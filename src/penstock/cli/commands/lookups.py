@@ -75,7 +75,7 @@ def tail(
     with open_connections(settings, "tail") as servers:
         shards = _find_shards(servers, channel, shard)
         declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
-        known = registered_channels(servers.connection, servers.scope).get(channel) or declared
+        known = registered_channels(servers.store).get(channel) or declared
         if known is not None and not (traits := known.traits).keeps_records:
             if of_logs:
                 raise InvalidSetting(
@@ -87,7 +87,7 @@ def tail(
         printer = _Printer(servers, key, json=json)
         starts: dict[ShardName, Offset] = {}
         if moment is not None:
-            found = offsets_since(servers.connection, servers.scope, shards, moment)
+            found = offsets_since(servers.store, shards, moment)
             starts = {shard: each.before for shard, each in found.items()}
             printer.since_us = next(iter(found.values())).at.timestamp() * 1_000_000
         elif position is not None:
@@ -100,21 +100,21 @@ def tail(
 
 
 def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
-    known = known_shards(servers.connection, servers.scope, servers.pipeline.shard_names if servers.pipeline else ())
+    known = known_shards(servers.store, servers.pipeline.shard_names if servers.pipeline else ())
     found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
     if not found and shard is not None:
         # Postgres may have forgotten it: `penstock reset epoch` names such shards, and this command reads them.
-        written = shards_to_compare(servers.connection, servers.client, servers.scope, on_unusable=lambda *_: None)
+        written = shards_to_compare(servers.store, servers.client, on_unusable=lambda *_: None)
         found = [each for each in written if each == ShardName(channel, Shard(shard))]
     if not found:
         if any(each.channel == channel for each in known):
             raise Unknown(f"channel {channel} has no shard {shard}")
-        raise unknown_channel(servers.connection, servers.scope, channel)
+        raise unknown_channel(servers.store, channel)
     return found
 
 
 def _show_items(servers: Connections, kind: str, shards: list[ShardName], most: int, *, json: bool) -> None:
-    for item in get_kind(kind).items(servers.client, servers.scope.namespace, shards, most):
+    for item in get_kind(kind).items(servers.client, servers.store.scope.namespace, shards, most):
         if json:
             show_json({"channel": item.shard.channel, "shard": item.shard.shard, **item.facts})
         else:
@@ -155,7 +155,7 @@ class _Printer:
 
     def follow(self, positions: dict[ShardName, Offset], stop: Stop) -> None:
         """Prints new records until a stop signal."""
-        follower = Follower(self.servers.client, self.servers.scope.namespace, count=BATCH)
+        follower = Follower(self.servers.client, self.servers.store.scope.namespace, count=BATCH)
         while not stop() and self.left != 0:
             for shard, records in follower.wait(positions, BLOCK_MS).items():
                 self._print(self._select(records))
@@ -174,9 +174,9 @@ class _Printer:
     def _find_ends(self, shards: Sequence[ShardName]) -> dict[ShardName, tuple[Offset, Offset]]:
         """The oldest offset of each shard that Redis or the journal still has, and the last one in Redis."""
         servers = self.servers
-        extent = extents(servers.client, servers.scope.namespace, shards)
+        extent = extents(servers.client, servers.store.scope.namespace, shards)
         ends = {}
-        for shard, (first, last) in journal_bounds(servers.connection, servers.scope, shards).items():
+        for shard, (first, last) in journal_bounds(servers.store, shards).items():
             begin = extent[shard].first
             ends[shard] = (min(first, begin) if first <= last else begin, extent[shard].tail)
         return ends
@@ -189,9 +189,9 @@ class _Printer:
 
         def older(page: LogSlice) -> LogSlice:
             with postgres_errors(f"reading {shard} from the journal"):
-                return fill(servers.connection, servers.scope, page)
+                return fill(servers.store, page)
 
-        namespace = servers.scope.namespace
+        namespace = servers.store.scope.namespace
         reader = LogReader(servers.client, shard.channel, shards=number + 1, namespace=namespace, older=older)
         at = last if backwards else first
         while first <= at <= last:
@@ -226,9 +226,7 @@ def trace(
     """Show the path of a record: when it was staged, sequenced, published, and applied by each consumer."""
     wanted = parse_record(what, is_key=is_key)
     with open_connections(settings, "trace") as servers:
-        stories = read_stories(
-            servers.connection, servers.client, wanted, channel=channel, most=count, scope=servers.scope
-        )
+        stories = read_stories(servers.store, servers.client, wanted, channel=channel, most=count)
     if json:
         show_json(stories)
     else:
@@ -251,9 +249,7 @@ def explain(
     """Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers have applied it, else with 1."""
     wanted = parse_record(what, is_key=is_key)
     with open_connections(settings, "explain") as servers:
-        found = find_cause(
-            servers.connection, servers.client, wanted, channel=channel, with_query=query, scope=servers.scope
-        )
+        found = find_cause(servers.store, servers.client, wanted, channel=channel, with_query=query)
     if json:
         show_json(found)
     else:

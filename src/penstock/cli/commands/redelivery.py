@@ -50,17 +50,15 @@ def list_(
             _check_known(servers, consumer)
         chosen = replace(of, consumer=consumer)
         if by_reason:
-            groups = letters.group(servers.connection, chosen, scope=servers.scope)
+            groups = letters.group(servers.store, chosen)
             show_found(groups, "consumer, channel, error, #letters, first at, last at", json=json)
             if sum(each.letters for each in groups) == letters.MAX_GROUPED:
                 say(f"These are the newest {letters.MAX_GROUPED:,}; there may be more.")
             return
         if after is not None and consumer is None:
             raise InvalidSetting("--after needs the name of the consumer: a place is one of its letters")
-        last = (
-            letters.find(servers.connection, str(consumer), parse_place(after), scope=servers.scope) if after else None
-        )
-        found = letters.newest(servers.connection, chosen, after=last, limit=limit, scope=servers.scope)
+        last = letters.find(servers.store, str(consumer), parse_place(after)) if after else None
+        found = letters.newest(servers.store, chosen, after=last, limit=limit)
     if not found and not json:
         say("no dead letters")
         return
@@ -75,8 +73,8 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
         _check_known(servers, consumer)
-        letter = letters.find(servers.connection, consumer, parse_place(" ".join(place)), scope=servers.scope)
-        record = letters.read_record(servers.connection, letter, scope=servers.scope)
+        letter = letters.find(servers.store, consumer, parse_place(" ".join(place)))
+        record = letters.read_record(servers.store, letter)
     if record is None:
         raise Unknown(f"the dead letter at {letter.place} is gone")
     if json:
@@ -157,7 +155,7 @@ def drop(
         for letter in chosen:
             show(f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}")
         if apply:
-            letters.drop(servers.connection, chosen, scope=servers.scope)
+            letters.drop(servers.store, chosen)
     if not apply and chosen:
         say(NOTHING_CHANGED)
 
@@ -174,7 +172,7 @@ def _choose(
 ) -> list[DeadLetterRow]:
     """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
     _check_known(servers, consumer)
-    found = letters.of_consumer(servers.connection, consumer, of, scope=servers.scope)
+    found = letters.of_consumer(servers.store, consumer, of)
     if all_:
         return found
     if not (places or parked or superseded):
@@ -200,4 +198,4 @@ def _choose(
 def _check_known(servers: Connections, consumer: str) -> None:
     """A declared consumer may not be registered yet; any other name is a mistake."""
     if servers.pipeline is None or consumer not in servers.pipeline.consumers:
-        check_registered(servers.connection, consumer, scope=servers.scope)
+        check_registered(servers.store, consumer)

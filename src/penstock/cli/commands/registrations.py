@@ -51,7 +51,7 @@ By = Annotated[str | None, typer.Option("--by", help="Who pauses it; by default 
 def list_consumers_(settings: Settings, json: Json = False) -> None:
     """List the registered consumers."""
     with open_connections(settings, "consumers") as servers:
-        found = list_consumers(servers.connection, scope=servers.scope)
+        found = list_consumers(servers.store)
     show_found(found, "consumer, reads=channel, #shards, #passed, #lag, #dead letters, moved at", json=json)
 
 
@@ -59,7 +59,7 @@ def list_consumers_(settings: Settings, json: Json = False) -> None:
 def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False) -> None:
     """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
     with open_connections(settings, "consumers") as servers:
-        found = retire(servers.connection, name, apply=apply, scope=servers.scope)
+        found = retire(servers.store, name, apply=apply)
         declared = servers.pipeline is not None and name in servers.pipeline.consumers
     for each in found:
         show(f"{'retired' if apply else 'would retire'} {name}: {_progress(each)} removed")
@@ -82,8 +82,8 @@ def rename_consumer(
 ) -> None:
     """Rename a consumer. Its checkpoints and dead letters stay; a worker with the old name stops."""
     with open_connections(settings, "consumers") as servers:
-        replaced = list_consumers(servers.connection, new, scope=servers.scope)
-        found = rename(servers.connection, name, new, apply=apply, scope=servers.scope)
+        replaced = list_consumers(servers.store, new)
+        found = rename(servers.store, name, new, apply=apply)
     for each in found:
         show(f"{'renamed' if apply else 'would rename'} {name} to {new}: {_progress(each)}")
     if replaced:
@@ -114,15 +114,15 @@ def resume_consumer(settings: Settings, name: ConsumerName) -> None:
 
 def _pause(settings: Settings, kind: PauseKind, name: str, reason: str, by: str | None) -> None:
     with open_connections(settings, "pause") as servers:
-        paused = pause(servers.connection, kind, name, reason=reason, by=by or whoami(), scope=servers.scope)
+        paused = pause(servers.store, kind, name, reason=reason, by=by or whoami())
     show(f"{paused}")
     say(f"What is being applied ends; nothing is begun until: {paused.how_to_resume}")
 
 
 def _resume(settings: Settings, kind: PauseKind, name: str) -> None:
     with open_connections(settings, "resume") as servers:
-        ended = resume(servers.connection, kind, name, scope=servers.scope)
-        others = find_pauses(servers.connection, kind, name, servers.scope)
+        ended = resume(servers.store, kind, name)
+        others = find_pauses(servers.store, kind, name)
     show(
         f"{kind} {name} was not paused"
         if ended is None
@@ -145,7 +145,7 @@ def _progress(each: RegisteredConsumer) -> str:
 def list_channels_(settings: Settings, json: Json = False) -> None:
     """List the registered channels."""
     with open_connections(settings, "channels") as servers:
-        found = list_channels(servers.connection, servers.pipeline, scope=servers.scope)
+        found = list_channels(servers.store, servers.pipeline)
     show_found(
         found,
         "channel, kind, #shards, keep, entries, #records, consumers, remarks",
@@ -172,10 +172,10 @@ def list_tenants(
 ) -> None:
     """List the tenants of a queue that have the most messages in it."""
     with open_connections(settings, "channels") as servers:
-        registered = find_channel(servers.connection, name, scope=servers.scope)
+        registered = find_channel(servers.store, name)
         if not registered.traits.has_jobs:
             raise InvalidSetting(f"{name} is no queue, and only queues have tenants: penstock channels list")
-        found, are_all = busiest_tenants(servers.client, servers.scope.namespace, registered.shard_names, count)
+        found, are_all = busiest_tenants(servers.client, servers.store.scope.namespace, registered.shard_names, count)
     show_found(found, "tenant, #waiting, #in flight, state, shard", json=json)
     if not are_all:
         say(f"There are more than {MAX_TENANTS:,} tenants: others may have as many.")
@@ -202,9 +202,7 @@ def retire_channel_(
 ) -> None:
     """Remove a channel with its content. Nothing can be staged for it afterwards."""
     with open_connections(settings, "channels") as servers:
-        plan = retire_channel(
-            servers.connection, servers.client, name, discard=discard, apply=apply, scope=servers.scope
-        )
+        plan = retire_channel(servers.store, servers.client, name, discard=discard, apply=apply)
         declared = servers.pipeline is not None and name in servers.pipeline.channels
     what = plan.channel if plan.kind is None else f"{plan.channel}, {plan.kind} of {format_count(plan.shards, 'shard')}"
     show(
@@ -229,7 +227,7 @@ def adopt_channel_(
 ) -> None:
     """Free the name of a retired channel for a new one."""
     with open_connections(settings, "channels") as servers:
-        adopt_channel(servers.connection, servers.client, name, apply=apply, scope=servers.scope)
+        adopt_channel(servers.store, servers.client, name, apply=apply)
     show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it anew")
     if not apply:
         say(NOTHING_CHANGED)
@@ -245,7 +243,7 @@ def reshard_channel(
 ) -> None:
     """Change the number of shards of a log. No record is lost, and each key keeps its order."""
     with open_connections(settings, "channels") as servers:
-        plan = reshard(servers.connection, name, shards, apply=apply, scope=servers.scope)
+        plan = reshard(servers.store, name, shards, apply=apply)
     if json:
         show_json(plan)
     elif not plan.changes:

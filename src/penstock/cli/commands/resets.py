@@ -22,6 +22,7 @@ from penstock.cli.connecting import open_connections
 from penstock.cli.loops import ProgressLine
 from penstock.cli.render import say, show, show_found, show_json, show_rows
 from penstock.database.connections import connect_postgres
+from penstock.database.store import Store
 from penstock.errors import InvalidSetting
 from penstock.operating.replay import Replay, ReplayRequest
 from penstock.operating.replay import replay as carry_out
@@ -58,9 +59,7 @@ def checkpoint(
         raise InvalidSetting("reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume")
     with open_connections(settings, "reset") as servers:
         target = _parse_target(to)
-        moves = reset_checkpoint(
-            servers.connection, consumer, target, shard=shard, resume=resume, apply=apply, scope=servers.scope
-        )
+        moves = reset_checkpoint(servers.store, consumer, target, shard=shard, resume=resume, apply=apply)
     columns = "consumer, shard, #from=before, #to=after, #applied again=again, #passed over, "
     columns += "#dead letters removed=dead_letters, resumes"
     show_found(moves, columns, json=json, shard=lambda move: f"{move.channel}/{move.shard}")
@@ -112,7 +111,7 @@ def epoch(
         if lost is not None:
             file = stack.enter_context(lost.open("w", encoding="utf-8"))
             on_lost = lambda record: print(format_record(record, json=True), file=file)  # noqa: E731
-        plan = reset_epoch(servers.connection, servers.client, servers.pipeline, apply=apply, on_lost=on_lost)
+        plan = reset_epoch(servers.store.connection, servers.client, servers.pipeline, apply=apply, on_lost=on_lost)
     if json:
         show_json(plan)
     else:
@@ -149,7 +148,7 @@ def source(
         connect_postgres(urls[name], application="reset", prepare=settings.prepare) as elsewhere,
     ):
         shards = reset_source(
-            servers.connection, elsewhere, servers.client, consumer, name, to=place, apply=apply, scope=servers.scope
+            servers.store, Store(elsewhere, servers.store.scope), servers.client, consumer, name, to=place, apply=apply
         )
     columns = "shard, #from=before, #to=after, in doubt, #given out again=again, #passed over, "
     columns += "#dead letters removed=dead_letters, resumes"
@@ -191,7 +190,7 @@ def ick(
 ) -> None:
     """Repair a damaged Ick: rename foreign content, and mark members again that may be lost."""
     with open_connections(settings, "reset") as servers:
-        repairs = reset_ick(servers.connection, servers.client, channel, servers.pipeline, apply=apply)
+        repairs = reset_ick(servers.store.connection, servers.client, channel, servers.pipeline, apply=apply)
     show_found(repairs, "shard, key, found, moved to, marked again", json=json)
     if not repairs:
         say("The Ick is not damaged: there is nothing to do.")
@@ -311,9 +310,7 @@ def replay(
     first, last = (None if each is None else parse_point(each) for each in (start, until))
     request = ReplayRequest(channel, target, first, last, key, shard)
     with open_connections(settings, "replay") as servers, ProgressLine("copied") as progress:
-        done = carry_out(
-            servers.connection, request, apply=apply, again=again, scope=servers.scope, on_batch=progress.add
-        )
+        done = carry_out(servers.store, request, apply=apply, again=again, on_batch=progress.add)
     if json:
         show_json(done)
     else:

@@ -21,6 +21,7 @@ from penstock.consuming.journals import Journal, Limit, Read, within
 from penstock.consuming.log.journal_follower import EvictedRecords, Follows
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import DamagedEntry, Gap, HistoryDiverged
 from penstock.parsing import parse_json
@@ -53,15 +54,15 @@ class LogItems(Items[Placed], Protocol[Placed]):
     def join(self, fresh: Sequence[Sequence[Placed]], /) -> Any:
         """Returns the argument of the handler, for the due records of each shard; None if there are none."""
 
-    def read(self, executor: Executor, shard: ShardName, item: Placed, /) -> Record:
+    def read(self, store: Store[Executor], shard: ShardName, item: Placed, /) -> Record:
         """Returns the record at the checkpoint, for a dead letter."""
 
     def divide_parked(
-        self, executor: Executor, shard: ShardName, fresh: Sequence[Placed], /
+        self, store: Store[Executor], shard: ShardName, fresh: Sequence[Placed], /
     ) -> tuple[Sequence[Record], Sequence[Placed]]:
         """Returns the records whose key has a dead letter, and the items of the others."""
 
-    def note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Placed], /) -> None:
+    def note_later(self, store: Store[Executor], shard: ShardName, fresh: Sequence[Placed], /) -> None:
         """Notes at dead letters that later records of their keys are applied."""
 
     def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed], /) -> list[int]:
@@ -71,30 +72,30 @@ class LogItems(Items[Placed], Protocol[Placed]):
 class LogPlans(Generic[Placed]):
     """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, items: LogItems[Placed], journal: Journal) -> None:
+    def __init__(self, consumer: ConsumerSpec, items: LogItems[Placed], journal: Journal) -> None:
         self._consumer, self._items, self._journal = consumer, items, journal
-        self._checkpoints, self._dead_letters = Checkpoints(consumer, scope), DeadLetters(consumer, scope)
+        self._checkpoints, self._dead_letters = Checkpoints(consumer), DeadLetters(consumer)
 
     def plan(self, shard: ShardName, records: Sequence[Placed]) -> Planner[Delivered]:
         """Applies those that follow the checkpoint."""
         self._items.load(records)
 
-        def plan(executor: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
+        def plan(store: Store[Executor], checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
             comparison = compare(checkpoint.offset, records, checkpoint.barrier)
             if comparison.gap and not comparison.fresh:
-                return self._fill(executor, checkpoint, records)
-            return self._apply(executor, checkpoint, comparison)
+                return self._fill(store, checkpoint, records)
+            return self._apply(store, checkpoint, comparison)
 
         return self._planner(shard, records, _stopped, plan)
 
     def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
         """Reads from the journal the records due of a damaged entry; ``DamagedEntry`` if it has them no more."""
 
-        def plan(executor: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
+        def plan(store: Store[Executor], checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
             if checkpoint.offset >= damaged.last:
                 return TransactionPlan(Delivered(position=checkpoint.offset))
             try:
-                return self._read_missing(executor, checkpoint, Offset(damaged.last + 1))
+                return self._read_missing(store, checkpoint, Offset(damaged.last + 1))
             except Gap as error:
                 text = f"{damaged}; and the journal has no record after offset {checkpoint.offset}"
                 raise DamagedEntry(text, damaged.first, damaged.last) from error
@@ -110,14 +111,14 @@ class LogPlans(Generic[Placed]):
         for records in found.values():
             self._items.load(records)
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[dict[ShardName, Delivered]]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[dict[ShardName, Delivered]]:
             due = {
                 checkpoint: comparison
                 for shard, checkpoint in sorted(locked.items())
                 if (comparison := _unhindered(checkpoint, found[shard])) is not None
             }
             for checkpoint, comparison in due.items():
-                self._note_if_later(executor, checkpoint, comparison.fresh)
+                self._note_if_later(store, checkpoint, comparison.fresh)
             plan = TransactionPlan(
                 {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
                 self._items.join([comparison.fresh for comparison in due.values() if comparison.fresh]),
@@ -130,11 +131,11 @@ class LogPlans(Generic[Placed]):
     def plan_dead_letter(self, shard: ShardName, item: Placed, reason: str, attempts: int) -> Planner[Delivered]:
         """Dead-letters the record at the checkpoint."""
 
-        def plan(executor: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
-            record = self._items.read(executor, shard, item)
-            self._dead_letters.write(executor, shard, [record], reason=reason, attempts=attempts)
+        def plan(store: Store[Executor], checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
+            record = self._items.read(store, shard, item)
+            self._dead_letters.write(store, shard, [record], reason=reason, attempts=attempts)
             last = f"the last is {record.place} (record {record.id}): {reason}"
-            halted = break_circuit(self._consumer, self._checkpoints, executor, shard, last)
+            halted = break_circuit(self._consumer, self._checkpoints, store, shard, last)
             return TransactionPlan(
                 Delivered(position=record.offset, dead=1, halted=halted),
                 advances=[Advance(checkpoint, record.offset, dead=1)],
@@ -145,7 +146,7 @@ class LogPlans(Generic[Placed]):
     def plan_pass(self, shard: ShardName, item: Placed) -> Planner[Delivered]:
         """Passes the record at the checkpoint."""
 
-        def plan(_: Executor, checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
+        def plan(_: Store[Executor], checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
             advance = Advance(checkpoint, item.offset)
             return TransactionPlan(Delivered(position=item.offset, cancelled=1), advances=[advance])
 
@@ -160,52 +161,56 @@ class LogPlans(Generic[Placed]):
         shard: ShardName,
         records: Sequence[Any],
         stopped: Callable[[Checkpoint | None], Delivered | None],
-        plan: Callable[[Executor, Checkpoint], TransactionPlan[Delivered]],
+        plan: Callable[[Store[Executor], Checkpoint], TransactionPlan[Delivered]],
     ) -> Planner[Delivered]:
         """Plans for a shard that ``stopped`` lets go on.
 
         A journal that is away lets this shard alone wait; one whose history has diverged halts it.
         """
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[Delivered]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(shard)
             if (result := stopped(checkpoint)) is not None or checkpoint is None:
                 return TransactionPlan(result or Delivered())
             try:
-                return self._journal.note_reached(plan(executor, checkpoint), {shard: records})
+                return self._journal.note_reached(plan(store, checkpoint), {shard: records})
             except self._journal.away as error:
                 if not isinstance(error, HistoryDiverged):
-                    self._checkpoints.note_waiting(executor, shard, str(error))
+                    self._checkpoints.note_waiting(store, shard, str(error))
                     return TransactionPlan(Delivered())
-                self._checkpoints.halt(executor, shard, str(error))
+                self._checkpoints.halt(store, shard, str(error))
                 return TransactionPlan(Delivered(position=checkpoint.offset, halted=str(error)))
 
         return planner
 
     def _fill(
-        self, executor: Executor, checkpoint: Checkpoint, records: Sequence[Placed]
+        self, store: Store[Executor], checkpoint: Checkpoint, records: Sequence[Placed]
     ) -> TransactionPlan[Delivered]:
         """Reads the records between the checkpoint and the delivery from the journal; halts if it has them no more."""
         before = next(record.offset for record in records if record.offset > checkpoint.offset)
         try:
-            return self._read_missing(executor, checkpoint, before)
+            return self._read_missing(store, checkpoint, before)
         except Gap as error:
             why = str(error)
             if error.last is not None:
                 why += f": {self.how_to_go_past(checkpoint.shard, Offset(error.last))}"
-            self._checkpoints.halt(executor, checkpoint.shard, why)
+            self._checkpoints.halt(store, checkpoint.shard, why)
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=why))
 
-    def _read_missing(self, executor: Executor, checkpoint: Checkpoint, before: Offset) -> TransactionPlan[Delivered]:
+    def _read_missing(
+        self, store: Store[Executor], checkpoint: Checkpoint, before: Offset
+    ) -> TransactionPlan[Delivered]:
         """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier."""
         if checkpoint.barrier is not None:
             before = Offset(min(before, checkpoint.barrier + 1))
-        missing = self._items.find_missing(within(executor), checkpoint.shard, checkpoint.offset, before)
+        missing = self._items.find_missing(within(store), checkpoint.shard, checkpoint.offset, before)
         return TransactionPlan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
-    def _apply(self, executor: Executor, checkpoint: Checkpoint, due: Comparison[Placed]) -> TransactionPlan[Delivered]:
-        parked, fresh = self._parked(executor, checkpoint.shard, due.fresh)
-        self._note_if_later(executor, checkpoint, fresh)
+    def _apply(
+        self, store: Store[Executor], checkpoint: Checkpoint, due: Comparison[Placed]
+    ) -> TransactionPlan[Delivered]:
+        parked, fresh = self._parked(store, checkpoint.shard, due.fresh)
+        self._note_if_later(store, checkpoint, fresh)
         last = _end(checkpoint, due)
         due = Comparison(fresh, due.skipped, due.gap)
         delivered = self._delivered(checkpoint, due, last)
@@ -215,21 +220,21 @@ class LogPlans(Generic[Placed]):
         return TransactionPlan(delivered, self._items.join([fresh] if fresh else []), [advance] if moves else [])
 
     def _parked(
-        self, executor: Executor, shard: ShardName, fresh: Sequence[Placed]
+        self, store: Store[Executor], shard: ShardName, fresh: Sequence[Placed]
     ) -> tuple[Sequence[Record], Sequence[Placed]]:
         """Dead-letters records that wait behind a dead letter of their key; returns them, and the others."""
         if not self._consumer.park_key or not fresh:
             return [], fresh
-        parked, rest = self._items.divide_parked(executor, shard, fresh)
+        parked, rest = self._items.divide_parked(store, shard, fresh)
         if parked:
             why = "an earlier record of its key is dead-lettered"
-            self._dead_letters.write(executor, shard, parked, reason=why, attempts=0)
+            self._dead_letters.write(store, shard, parked, reason=why, attempts=0)
         return parked, rest
 
-    def _note_if_later(self, executor: Executor, checkpoint: Checkpoint, fresh: Sequence[Placed]) -> None:
+    def _note_if_later(self, store: Store[Executor], checkpoint: Checkpoint, fresh: Sequence[Placed]) -> None:
         """Before the handler, since its transaction may fail; with ``park_key``, no key of theirs has a dead letter."""
         if checkpoint.has_letters and fresh and not self._consumer.park_key:
-            self._items.note_later(executor, checkpoint.shard, fresh)
+            self._items.note_later(store, checkpoint.shard, fresh)
 
     def _delivered(self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None) -> Delivered:
         return Delivered(
@@ -283,7 +288,7 @@ class LogRecords:
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal) -> None:
         self.batch, self._namespace, self._journal = consumer.batch, scope.namespace, journal
-        self._dead_letters = DeadLetters(consumer, scope)
+        self._dead_letters = DeadLetters(consumer)
 
     def follow(self, client: RedisClient, on_unusable: OnUnusable, _: object) -> Follower:
         """Reads a batch of each shard."""
@@ -319,7 +324,7 @@ class LogRecords:
         """Joins them in the order of their shards."""
         return join_records(fresh) if fresh else None
 
-    def read(self, executor: Executor, shard: ShardName, item: Record) -> Record:
+    def read(self, store: Store[Executor], shard: ShardName, item: Record) -> Record:
         """Takes it as it came, unless its payload cannot be read: then from a source's journal, as far as that has it."""
         if not self._journal.in_source:  # the statement takes the payload from the staged row
             return item
@@ -328,21 +333,21 @@ class LogRecords:
             parse_json(item.headers_json or "null")
         except ValueError:
             with suppress(Gap):
-                [item] = self.find_missing(within(executor), shard, Offset(item.offset - 1), Offset(item.offset + 1))
+                [item] = self.find_missing(within(store), shard, Offset(item.offset - 1), Offset(item.offset + 1))
         return item
 
     def divide_parked(
-        self, executor: Executor, shard: ShardName, fresh: Sequence[Record]
+        self, store: Store[Executor], shard: ShardName, fresh: Sequence[Record]
     ) -> tuple[list[Record], list[Record]]:
         """Looks their keys up."""
-        keys = self._dead_letters.parked_keys(executor, shard, {each.key for each in fresh})
+        keys = self._dead_letters.parked_keys(store, shard, {each.key for each in fresh})
         parked = [record for record in fresh if record.key in keys]
         return parked, [record for record in fresh if record.key not in keys]
 
-    def note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Record]) -> None:
+    def note_later(self, store: Store[Executor], shard: ShardName, fresh: Sequence[Record]) -> None:
         """Notes each of their keys."""
         keys = fresh.keys if isinstance(fresh, Records) else [each.key for each in fresh]
-        self._dead_letters.note_later(executor, shard, keys, get_offsets(fresh))
+        self._dead_letters.note_later(store, shard, keys, get_offsets(fresh))
 
     def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
         """By Postgres' clock at the checkpoint's lock."""

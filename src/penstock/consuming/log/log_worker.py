@@ -27,9 +27,9 @@ from penstock.consuming.log.log_plans import LogItems, LogPlans, LogRecords
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
 from penstock.crash_points import crashpoint, is_repeated
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import describe
 from penstock.database.executor import Executor
+from penstock.database.store import Store
 from penstock.declaring.kinds import Ick
 from penstock.errors import DamagedEntry, DeclarationError, Gap, PenstockError
 from penstock.records import Offset, Shard, ShardName
@@ -70,8 +70,8 @@ class LogWorker(Worker, Generic[Placed]):
         super().__init__(setup, journal)
         default: LogItems[Any] = LogRecords(self.consumer, self._scope, self._journal)
         self._items: LogItems[Placed] = items or default
-        self._plans = LogPlans(self.consumer, self._scope, self._items, self._journal)
-        self._deliverer = Deliverer(self.consumer, self._scope, self._plans, self._items)
+        self._plans = LogPlans(self.consumer, self._items, self._journal)
+        self._deliverer = Deliverer(self.consumer, self._plans, self._items)
         self._follower: JournalFollower[Placed] | None = None
         self._evicted: EvictedRecords[Placed]
         self._positions: dict[ShardName, Offset] = {}
@@ -83,10 +83,10 @@ class LogWorker(Worker, Generic[Placed]):
         self._record_s = math.inf  # of a handler that is not known yet
 
     @override
-    def _registered(self, connection: Connection) -> None:
+    def _registered(self, store: Store) -> None:
         """Reads where the consumer stands."""
         crashpoint("consumer.after_register")
-        standing = self._checkpoints.all(connection, with_stopped=True)
+        standing = self._checkpoints.all(store, with_stopped=True)
         self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
 
     @override
@@ -289,14 +289,14 @@ class LogWorker(Worker, Generic[Placed]):
         return found
 
     def _backfill(
-        self, lost: Mapping[ShardName, Offset], executor: Executor
+        self, lost: Mapping[ShardName, Offset], store: Store[Executor]
     ) -> tuple[dict[ShardName, Sequence[Placed]], dict[ShardName, Gap]]:
         """Reads lost records, and finds the shards of which the journal lacks them, too; one whose journal is away is tried again later."""
         found: dict[ShardName, Sequence[Placed]] = {}
         gaps: dict[ShardName, Gap] = {}
         for shard, before in lost.items():
             try:
-                found[shard] = self._items.find_missing(within(executor), shard, self._positions[shard], before)
+                found[shard] = self._items.find_missing(within(store), shard, self._positions[shard], before)
             except self._journal.away as error:
                 self._journal.warn_away(error)
             except Gap as gap:

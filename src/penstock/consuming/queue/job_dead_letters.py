@@ -13,9 +13,9 @@ from penstock.consuming.delivery import Conflict
 from penstock.consuming.failures import NotApplied
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import WorkerSpec
-from penstock.records import Offset, RecordId, Scope, ShardName
+from penstock.records import Offset, RecordId, ShardName
 
 MAX_FOLLOWED = 5_000
 """Limit of the records by which a checkpoint moves at once."""
@@ -36,11 +36,10 @@ class LetterWritten:
 class JobDeadLetters:
     """Plans of one worker for its own transactions."""
 
-    def __init__(self, worker: WorkerSpec, scope: Scope) -> None:
+    def __init__(self, worker: WorkerSpec) -> None:
         self._worker = worker
-        self._checkpoints = Checkpoints(worker, scope)
-        self._dead_letters = DeadLetters(worker, scope)
-        self._sql = statements("penstock.consuming", scope.schema)
+        self._checkpoints = Checkpoints(worker)
+        self._dead_letters = DeadLetters(worker)
 
     def dead_letter(
         self,
@@ -53,7 +52,7 @@ class JobDeadLetters:
     ) -> Planner[LetterWritten | None]:
         """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[LetterWritten | None]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[LetterWritten | None]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 raise _busy()
@@ -61,12 +60,10 @@ class JobDeadLetters:
                 return TransactionPlan(None)
             if checkpoint.halted is not None:
                 return TransactionPlan(LetterWritten(is_written=False, halted=checkpoint.halted))
-            if not self._dead_letters.write_job(
-                executor, shard, record_id, staged_us, reason=reason, attempts=attempts
-            ):
+            if not self._dead_letters.write_job(store, shard, record_id, staged_us, reason=reason, attempts=attempts):
                 return TransactionPlan(LetterWritten(is_written=False))
             last = f"the last is {shard} record {record_id}: {reason}"
-            halted = break_circuit(self._worker, self._checkpoints, executor, shard, last)
+            halted = break_circuit(self._worker, self._checkpoints, store, shard, last)
             return TransactionPlan(
                 LetterWritten(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
             )
@@ -76,10 +73,10 @@ class JobDeadLetters:
     def halt(self, shard: ShardName, reason: str) -> Planner[None]:
         """Halts a shard: none of its jobs is begun until an operator lets it go on."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[None]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[None]:
             if shard not in locked:
                 raise _busy()
-            self._checkpoints.halt(executor, shard, reason)
+            self._checkpoints.halt(store, shard, reason)
             return TransactionPlan(None)
 
         return planner
@@ -87,22 +84,22 @@ class JobDeadLetters:
     def count(self, shard: ShardName, applied: int, skipped: int) -> Planner[bool]:
         """Counts jobs, and moves the checkpoint; false if another process writes to the row: they are to be counted later."""
 
-        def planner(executor: Executor, locked: Locked) -> TransactionPlan[bool]:
+        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[bool]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 return TransactionPlan(result=False)
-            to = self._done_up_to(executor, checkpoint)
+            to = self._done_up_to(store, checkpoint)
             advance = Advance(checkpoint, to, applied=applied, skipped=skipped)
             moves = applied or skipped or to > checkpoint.offset
             return TransactionPlan(result=True, advances=[advance] if moves else [])
 
         return planner
 
-    def _done_up_to(self, executor: Executor, checkpoint: Checkpoint) -> Offset:
+    def _done_up_to(self, store: Store[Executor], checkpoint: Checkpoint) -> Offset:
         """The offset up to which all records of a shard are done, as far as one statement looks."""
         shard = checkpoint.shard
-        [(found,)] = executor.execute(
-            self._sql["done_up_to"],
+        found = store.value(
+            "done_up_to",
             {"channel": shard.channel, "shard": shard.shard, "after": checkpoint.offset, "records": MAX_FOLLOWED},
         )
         return checkpoint.offset if found is None else Offset(max(found, checkpoint.offset))

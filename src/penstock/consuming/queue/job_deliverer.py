@@ -147,7 +147,7 @@ class JobDeliverer:
     def __init__(self, parts: SharedParts, waiter: Waiter) -> None:
         self._parts, self._worker, self._waiter = parts, parts.worker, waiter
         self.transaction = JobTransaction(parts.setup, server_start_us=parts.server_start_us)
-        self._letters = JobDeadLetters(parts.worker, parts.setup.scope)
+        self._letters = JobDeadLetters(parts.worker)
         self._policy = Policy(parts.worker.attempts, parts.worker.on_poison)
         self._states = parts.states
 

@@ -24,9 +24,9 @@ from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.outbox import Ended
 from penstock.consuming.transaction import HandlerTransaction, Locked, TransactionPlan
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import WorkerSpec
-from penstock.records import RecordId, Scope, Shard, ShardName
+from penstock.records import RecordId, Shard, ShardName
 
 OWN_RETRY_S = 2.0
 """Seconds past its due time after which a retried job is assumed done elsewhere."""
@@ -43,9 +43,8 @@ MAX_ATTEMPTS = 20
 class JobNotes:
     """Notes of one worker that are not in Postgres yet.  Used by all of its threads."""
 
-    def __init__(self, channel: str, scope: Scope) -> None:
+    def __init__(self, channel: str) -> None:
         self._channel = channel
-        self._statement = statements("penstock.consuming", scope.schema)["note_jobs"]
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
         self._lock = Lock()
         self._notes: dict[int, dict[str, Any]] = {}
@@ -81,8 +80,8 @@ class JobNotes:
             "notes": json.dumps([{"record_id": id_, "attempts": [], **each} for id_, each in notes.items()]),
         }
 
-        def plan(executor: Executor, _: Locked) -> TransactionPlan[bool]:
-            executor.execute(self._statement, values)
+        def plan(store: Store[Executor], _: Locked) -> TransactionPlan[bool]:
+            store.execute("note_jobs", values)
             return TransactionPlan(result=True)
 
         is_written = False
@@ -110,9 +109,9 @@ class JobNotes:
 class JobCounts:
     """Counts of one worker that are not in Postgres yet.  Only its own thread has them."""
 
-    def __init__(self, worker: WorkerSpec, scope: Scope) -> None:
+    def __init__(self, worker: WorkerSpec) -> None:
         self._channel = worker.channel.name
-        self._letters = JobDeadLetters(worker, scope)
+        self._letters = JobDeadLetters(worker)
         self._due: dict[str, float] = {}
         self.applied: Counter[ShardName] = Counter()
         self.skipped: Counter[ShardName] = Counter()

@@ -23,7 +23,8 @@ from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.transaction import HandlerTransaction, commit
 from penstock.crash_points import crashpoint
 from penstock.database.executor import CommittingExecutor
-from penstock.database.statements import int_array, statements
+from penstock.database.statements import int_array
+from penstock.database.store import Store
 from penstock.declaring.kinds import LARGEST_MAX_BYTES
 from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
 from penstock.errors import BrokenTransaction, InvalidRecord, ServerReplaced
@@ -57,9 +58,8 @@ class JobTransaction(HandlerTransaction):
     def __init__(self, setup: WorkerSetup, *, server_start_us: int | None = None) -> None:
         """Sets up; see ``HandlerTransaction``."""
         super().__init__(setup, server_start_us=server_start_us, in_task=setup.consumer.is_async)
-        self._sql = statements("penstock.consuming", setup.scope.schema)
         self._job: Job[Any] | None = None
-        self._executing: CommittingExecutor | None = None
+        self._executing: Store[CommittingExecutor] | None = None
         self._error: Exception | None = None
         self._is_repeated = False
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
@@ -89,11 +89,12 @@ class JobTransaction(HandlerTransaction):
         }
         if results:
             values |= {"with_results": int_array(results), "results": [*results.values()]}
-        statement = self._sql["finish_jobs_with_results" if results else "finish_jobs"]
+        name = "finish_jobs_with_results" if results else "finish_jobs"
         with self._connected() as connection:
             crashpoint("jobs.before_commit")
             try:
-                finished = self._executor(connection).execute_alone(statement, values)
+                store = self._store(connection)
+                finished = store.connection.execute_alone(store[name], values)
             except Exception as error:
                 raise NotApplied(find_outcome(error), error, at_commit=True) from error
         crashpoint("jobs.after_commit")
@@ -129,7 +130,7 @@ class JobTransaction(HandlerTransaction):
 
     def _begin(self, connection: EngineConnection, job: Job[Any]) -> None:
         self._caller.aborts.last = None
-        self._executing = self._executor(connection)
+        self._executing = self._store(connection)
         self._job, self._xid, self._called_at = job, "", inf
         self._error, self._is_repeated = None, False
 
@@ -142,13 +143,13 @@ class JobTransaction(HandlerTransaction):
         if self._job is not None and self._executing is not None and not self._xid:
             self._finish(self._executing, self._job)
 
-    def _finish(self, executor: CommittingExecutor, job: Job[Any]) -> None:
+    def _finish(self, store: Store[CommittingExecutor], job: Job[Any]) -> None:
         """Finishes the record, unless it was finished before or another Postgres answers."""
         if self._is_repeated:
             raise Repeated
         try:
-            *_, xid, finished, started_us = executor.begin_with(
-                self._sql["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
+            *_, xid, finished, started_us = store.connection.begin_with(
+                store["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
             )
             check_same_server(int(started_us), self._server_start_us)
         except Exception as error:
@@ -163,19 +164,17 @@ class JobTransaction(HandlerTransaction):
         """Finishes the record, if the handler had no statement, and writes what belongs to its end."""
         assert self._job is not None
         assert self._executing is not None
-        executor = self._executing
+        store = self._executing
         self._raise_if_not_ours()
         try:
             if not self._xid:
-                self._finish(executor, self._job)
+                self._finish(store, self._job)
             if self._job.result is not None:
                 values = {"id": self._job.id, "channel": self._job.channel, "result": encode_result(self._job.result)}
-                executor.execute(self._sql["write_result"], values)
+                store.execute("write_result", values)
             if is_none:
                 job = self._job
-                executor.execute(
-                    self._sql["note_no_effect"], {"id": job.id, "channel": job.channel, "shard": job.shard}
-                )
+                store.execute("note_no_effect", {"id": job.id, "channel": job.channel, "shard": job.shard})
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:
@@ -185,8 +184,9 @@ class JobTransaction(HandlerTransaction):
     def _commit(self, transaction: RootTransaction) -> None:
         """Commits, if this still is the transaction in which the record was finished: the handler has not ended it."""
         assert self._executing is not None
+        store = self._executing
         try:
-            self._executing.commit_with(self._sql["check_transaction"], {"transaction": self._xid})
+            store.connection.commit_with(store["check_transaction"], {"transaction": self._xid})
         except Exception as error:
             ended = self._explained(self._find_end(error))
             raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error

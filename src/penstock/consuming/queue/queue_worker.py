@@ -32,10 +32,10 @@ from penstock.consuming.queue.prefetch import Prefetch, find_working
 from penstock.consuming.queue.worker_slots import HungSlots, make_slots
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.consuming.worker import Worker
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import CONFLICTS, describe
 from penstock.database.registry import read_queue_limits
-from penstock.database.statements import int_array, statements
+from penstock.database.statements import int_array
+from penstock.database.store import Store
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import read_identity
@@ -93,9 +93,9 @@ class QueueWorker(Worker):
         limits = NewestLimits(channel.name, self._read_limits)
         for shard in self._shape.shards:
             shard.limits = limits
-        self._letters = JobDeadLetters(consumer, setup.scope)
-        self._states, self._notes = RetryStates(consumer.name), JobNotes(channel.name, setup.scope)
-        self._counts = JobCounts(consumer, setup.scope)
+        self._letters = JobDeadLetters(consumer)
+        self._states, self._notes = RetryStates(consumer.name), JobNotes(channel.name)
+        self._counts = JobCounts(consumer)
         self._outbox, self._stopping = Outbox(), Event()
         self._noted: dict[ShardName, str] = {}
         self._check_at = self._dead_at = self._resume_at = 0.0
@@ -133,12 +133,12 @@ class QueueWorker(Worker):
             self._slots.start()
 
     @override
-    def _registered(self, connection: Connection) -> None:
-        self._note_halted(set(self._checkpoints.all(connection)))
+    def _registered(self, store: Store) -> None:
+        self._note_halted(set(self._checkpoints.all(store)))
 
     def _read_limits(self) -> Mapping[str, Any]:
         assert self._transaction is not None
-        return self._transaction.read(lambda executor: read_queue_limits(executor, self._scope, self._shape.name))
+        return self._transaction.read(lambda store: read_queue_limits(store, self._shape.name))
 
     @override
     def _round(self, block_ms: int | None) -> Consumed:
@@ -221,10 +221,9 @@ class QueueWorker(Worker):
             "ids": int_array(record for record, _ in pipelines),
             "staged": int_array(staged_us for _, staged_us in pipelines),
         }
-        sql = statements("penstock.consuming", self._scope.schema)["outstanding_jobs"]
         assert self._transaction is not None
         try:
-            rows = self._transaction.read(lambda executor: executor.execute(sql, values).fetchall())
+            rows = self._transaction.read(lambda store: store.rows("outstanding_jobs", values))
         except (ServerUnavailable, *CONFLICTS) as error:
             for lease in leases:
                 self._outbox.put(released(lease))
@@ -296,9 +295,8 @@ class QueueWorker(Worker):
         ids = [number for _, lease in working if (number := find_number(lease.message.id.encode())) is not None]
         if not ids:
             return frozenset()
-        sql = statements("penstock.consuming", self._scope.schema)["cancelled"]
         return frozenset(
-            str(number) for (number,) in transaction.read(lambda executor: executor.execute(sql, {"ids": ids}))
+            str(number) for (number,) in transaction.read(lambda store: store.rows("cancelled", {"ids": ids}))
         )
 
     def _write_counts(self) -> None:

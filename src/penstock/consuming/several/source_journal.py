@@ -20,10 +20,10 @@ from penstock.consuming.several.source_link import SourceLink, read_database
 from penstock.consuming.several.source_positions import SourcePositions
 from penstock.consuming.transaction import HandlerTransaction, Locked, Result, TransactionPlan
 from penstock.consuming.worker import HALTED_PAUSE_S
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import CONFLICTS, describe
 from penstock.database.executor import Executor
 from penstock.database.registry import check_not_renamed
+from penstock.database.store import Store
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.journal.journal_reader import log_epochs
 from penstock.observer import ShardHalted
@@ -45,19 +45,19 @@ class SourceJournal:
         """Sets up, for the consumer as the reader of this source's log alone."""
         self._consumer, self._scope = setup.consumer, setup.scope
         self._link = SourceLink(source_url, setup)
-        self._checkpoints = Checkpoints(setup.consumer, setup.scope)
-        self._positions = SourcePositions(setup.consumer, setup.scope)
+        self._checkpoints = Checkpoints(setup.consumer)
+        self._positions = SourcePositions(setup.consumer)
         self._accepted: dict[ShardName, Epoch] = {}
         self._report_at = 0.0
         self._own_database = ""
         self._client: RedisClient
         self._has_registered = False
 
-    def register(self, connection: Connection) -> tuple[list[ShardName], frozenset[ShardName]]:
+    def register(self, store: Store) -> tuple[list[ShardName], frozenset[ShardName]]:
         """Registers at the source, then here.  A consumer that has begun goes on while the source is away."""
-        check_not_renamed(connection, self._scope, self._consumer)
-        self._own_database = read_database(connection, self._scope)
-        positions = self._positions.all(connection)
+        check_not_renamed(store, self._consumer)
+        self._own_database = read_database(store)
+        positions = self._positions.all(store)
         try:
             registered = self._link.register(self._own_database, positions)
         except PenstockError as error:
@@ -65,13 +65,13 @@ class SourceJournal:
                 raise
             self.warn_away(error)
         else:
-            self._positions.begin(connection, registered.values())
-            positions = self._positions.all(connection)
+            self._positions.begin(store, registered.values())
+            positions = self._positions.all(store)
         self._accepted = {shard: position.epoch for shard, position in positions.items()}
         self._has_registered = True
         return sorted(positions), frozenset(positions)
 
-    def open(self, _connection: Connection, client: RedisClient, *_: object) -> None:
+    def open(self, _store: Store, client: RedisClient, *_: object) -> None:
         """The first round compares, and reports."""
         self._client, self._report_at = client, 0.0
 
@@ -139,17 +139,17 @@ class SourceJournal:
         if not is_same:
             return Verdict(REPORT_S, "the log holds other records than the source's journal")
         with suppress(NotApplied):  # then it is compared again
-            transaction.write(shard, lambda executor, _: self._positions.accept_epoch(executor, shard, epoch))
+            transaction.write(shard, lambda store, _: self._positions.accept_epoch(store, shard, epoch))
         self._accepted[shard] = epoch
         return Verdict()
 
     def _halt(self, transaction: HandlerTransaction, shard: ShardName, reason: str) -> None:
         """Stops a shard whose source has diverged; the others go on."""
 
-        def plan(executor: Executor, locked: Locked) -> TransactionPlan[bool]:
+        def plan(store: Store[Executor], locked: Locked) -> TransactionPlan[bool]:
             is_running = shard in locked and locked[shard].halted is None
             if is_running:
-                self._checkpoints.halt(executor, shard, reason)
+                self._checkpoints.halt(store, shard, reason)
             return TransactionPlan(is_running)
 
         with suppress(NotApplied):  # it is compared again
@@ -172,9 +172,9 @@ class SourceJournal:
         if not reached:
             return plan
 
-        def settle(executor: Executor) -> None:
-            plan.settle(executor)
-            self._positions.note_records(executor, reached)
+        def settle(store: Store[Executor]) -> None:
+            plan.settle(store)
+            self._positions.note_records(store, reached)
 
         return replace(plan, settle=settle)
 

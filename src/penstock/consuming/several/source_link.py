@@ -14,15 +14,15 @@ from penstock.channels.commands import RedisClient
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.several.source_positions import SourcePosition
-from penstock.database.connections import Connection, WorkerConnection, connect_postgres
+from penstock.database.connections import WorkerConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.errors import DamagedJournal, DeclarationError, ForeignLog, HistoryDiverged, ServerUnavailable
 from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
 from penstock.journal.lineage import check_tails
-from penstock.records import Epoch, Offset, Record, Scope, Shard, ShardName
+from penstock.records import Epoch, Offset, Record, Shard, ShardName
 from penstock.schema.revisions import check_revision
 from penstock.schema.roles import check_privileges
 
@@ -39,10 +39,10 @@ WAY_OUT = (
 )
 
 
-def read_database(executor: Executor, scope: Scope) -> str:
+def read_database(store: Store[Executor]) -> str:
     """Identifies the database of a connection, and the Penstock schema in it."""
-    [(found,)] = executor.execute(statements("penstock.consuming.several", scope.schema)["database"]).fetchall()
-    return f"{found}/{scope.schema}"
+    found = store.value("database")
+    return f"{found}/{store.scope.schema}"
 
 
 class SourceLink:
@@ -52,10 +52,9 @@ class SourceLink:
         """Sets up; ``register`` connects.  Sources use the schema and namespace of the consumer's pipeline."""
         consumer = setup.consumer
         self.source = consumer.channel.name.partition("@")[2]
-        self._url, self._setup, self._consumer, self._scope = url, setup, consumer, setup.scope
+        self._url, self._setup, self._consumer = url, setup, consumer
         self._channel = consumer.channel.name
         self._where = {"consumer": consumer.name, "channel": self._channel}
-        self._sql = statements("penstock.consuming.several", setup.scope.schema)
         self._connection: WorkerConnection | None = None
         self._next_at = 0.0
         self._database = ""
@@ -83,10 +82,10 @@ class SourceLink:
         self.close()
         try:
             self._connect()
-            with self._connected() as connection:
-                check_revision(connection, self._scope)
-                check_privileges(connection, self._scope, "consumer")
-                return self._register(connection, database, positions)
+            with self._connected() as store:
+                check_revision(store)
+                check_privileges(store, "consumer")
+                return self._register(store, database, positions)
         except BaseException:
             self.close()
             spent = monotonic() - began
@@ -104,18 +103,18 @@ class SourceLink:
             raise ServerUnavailable(f"source {self.source}: {error}") from error
 
     def _register(
-        self, connection: Connection, database: str, positions: Mapping[ShardName, SourcePosition]
+        self, store: Store, database: str, positions: Mapping[ShardName, SourcePosition]
     ) -> dict[ShardName, SourcePosition]:
-        if read_database(connection, self._scope) == database:
+        if read_database(store) == database:
             raise DeclarationError(
                 f"consumer {self._consumer.name}: source {self.source} is the consumer's own database; have it read "
                 f"Log(…, source={self.source!r}) itself, and leave {self.source} out of sources"
             )
         self._database, self._is_retired = database, False
-        with connection.transaction():
+        with store.connection.transaction():
             # Retention takes the same lock, so it does not remove what is begun with; and so does a change of the number of shards.
-            connection.execute(statements("penstock.database", self._scope.schema)["lock_channel"], self._where)
-            shards = self._registered_shards(connection)
+            store.execute("lock_channel", self._where)
+            shards = self._registered_shards(store)
             known = [positions.get(shard) for shard in shards]
             values = {
                 **self._where,
@@ -124,13 +123,13 @@ class SourceLink:
                 "latest": self._consumer.start == "latest",
                 "database": database,
             }
-            connection.execute(self._sql["register"], values)
-            offsets = {shard: at for shard, (at, _) in self._reported(connection).items()}
-        records = records_at(connection, self._scope, offsets)
+            store.execute("register", values)
+            offsets = {shard: at for shard, (at, _) in self._reported(store).items()}
+        records = records_at(store, offsets)
         return {shard: SourcePosition(shard, offset, Epoch(0), records.get(shard)) for shard, offset in offsets.items()}
 
-    def _registered_shards(self, connection: Connection) -> list[ShardName]:
-        row = connection.execute(self._sql["registered_log"], self._where).fetchone()
+    def _registered_shards(self, store: Store) -> list[ShardName]:
+        row = store.row("registered_log", self._where)
         if row is None:
             raise ServerUnavailable(
                 f"source {self.source} has no log {self._channel} yet: its streamer has not run with "
@@ -148,9 +147,9 @@ class SourceLink:
             )
         return [ShardName(self._channel, Shard(number)) for number in range(shards)]
 
-    def _reported(self, connection: Connection) -> dict[ShardName, tuple[Offset, Epoch]]:
+    def _reported(self, store: Store) -> dict[ShardName, tuple[Offset, Epoch]]:
         """The source's copy of the consumer's checkpoints, with the epoch of each row."""
-        rows = connection.execute(self._sql["reported"], self._where).fetchall()
+        rows = store.rows("reported", self._where)
         if any(database != self._database for *_, database in rows):
             raise DeclarationError(
                 f"consumer {self._consumer.name}: source {self.source} has a consumer of this name that belongs to another "
@@ -163,12 +162,12 @@ class SourceLink:
 
     def report(self, client: RedisClient, positions: Mapping[ShardName, SourcePosition]) -> dict[ShardName, str]:
         """Compares the histories, and reports the checkpoints; returns the shards whose history has diverged, and how."""
-        with self._connected() as connection:
-            reported = self._reported(connection)
-            diverged = self._compare_tails(connection, client, list(positions))
-            bounds = journal_bounds(connection, self._scope, positions)
+        with self._connected() as store:
+            reported = self._reported(store)
+            diverged = self._compare_tails(store, client, list(positions))
+            bounds = journal_bounds(store, positions)
             known = {s: each.offset for s, each in positions.items() if each.record is not None}
-            records = records_at(connection, self._scope, known)
+            records = records_at(store, known)
             for shard, position in positions.items():
                 found = self._explain(position, bounds[shard][1], records.get(shard))
                 diverged |= {shard: found} if found else {}
@@ -177,12 +176,12 @@ class SourceLink:
             if retired and not self._is_retired:
                 self._is_retired = True
                 log.error("retired at the source", **self._where, shards=[str(shard) for shard in retired])
-            self._write(connection, sound, reported)
+            self._write(store, sound, reported)
             return diverged
 
     def _write(
         self,
-        connection: Connection,
+        store: Store,
         positions: Mapping[ShardName, SourcePosition],
         reported: Mapping[ShardName, tuple[Offset, Epoch]],
     ) -> None:
@@ -195,21 +194,19 @@ class SourceLink:
                 "epochs": [reported[shard][1] for shard in moved],
                 "database": self._database,
             }
-            connection.execute(self._sql["report"], values)
+            store.execute("report", values)
 
-    def _compare_tails(
-        self, connection: Connection, client: RedisClient, shards: list[ShardName]
-    ) -> dict[ShardName, str]:
+    def _compare_tails(self, store: Store, client: RedisClient, shards: list[ShardName]) -> dict[ShardName, str]:
         """The shards whose log has records that the source has lost: those are not to be applied any more."""
 
         def leave(_shard: ShardName, _error: Exception) -> None:
             """The follower reports what it cannot read."""
 
         try:
-            check_tails(connection, client, self._scope, shards, leave)
+            check_tails(store, client, shards, leave)
         except HistoryDiverged:
             if len(shards) > 1:  # which of them?
-                each = (self._compare_tails(connection, client, [shard]) for shard in shards)
+                each = (self._compare_tails(store, client, [shard]) for shard in shards)
                 return {shard: reason for some in each for shard, reason in some.items()}
             return {shards[0]: self._diverged(f"{shards[0]}: the log has records that the source has lost")}
         return {}
@@ -219,22 +216,22 @@ class SourceLink:
 
         Raises ``HistoryDiverged`` if the source has lost the record at the checkpoint.
         """
-        with self._connected() as connection:
-            [(_, tail)] = journal_bounds(connection, self._scope, [position.shard]).values()
-            at = records_at(connection, self._scope, {position.shard: position.offset})
+        with self._connected() as store:
+            [(_, tail)] = journal_bounds(store, [position.shard]).values()
+            at = records_at(store, {position.shard: position.offset})
             if reason := self._explain(position, tail, at.get(position.shard)):
                 raise HistoryDiverged(reason)
             if last is None or last.offset <= position.offset:
                 return True
-            at = records_at(connection, self._scope, {position.shard: last.offset})
+            at = records_at(store, {position.shard: last.offset})
             return position.shard in at and at[position.shard].is_same_as(last)
 
     def backfill(self, position: SourcePosition, before: Offset, limit: Limit) -> list[Record]:
         """The first records behind a checkpoint that the log has lost, from the source's journal."""
         self.confirm(position)
-        with self._connected() as connection:
+        with self._connected() as store:
             shard, after = position.shard, position.offset
-            return backfill(connection, self._scope, shard, after, before, limit)
+            return backfill(store, shard, after, before, limit)
 
     def _explain(self, position: SourcePosition, tail: Offset, found: JournaledRecord | None) -> str | None:
         """Text about a source's history that has diverged from the applied records; None if it has not."""
@@ -253,12 +250,12 @@ class SourceLink:
         return f"{found}: that database has lost commits that were published. {way_out}"
 
     @contextmanager
-    def _connected(self) -> Iterator[Connection]:
+    def _connected(self) -> Iterator[Store]:
         if self._connection is None:
             raise ServerUnavailable(f"source {self.source} is away")
         try:
             with postgres_errors(f"asking source {self.source}"):
-                yield self._connection
+                yield Store(self._connection, self._setup.scope)
         except (HistoryDiverged, ForeignLog, DamagedJournal):
             raise
         except Exception:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.database.executor import Executor
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.journal.journal_reader import JournaledRecord
-from penstock.records import Epoch, Offset, Record, RecordId, Scope, Shard, ShardName
+from penstock.records import Epoch, Offset, Record, RecordId, Shard, ShardName
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,14 @@ class SourcePosition:
 class SourcePositions:
     """The positions of one consumer in one source."""
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope) -> None:
+    def __init__(self, consumer: ConsumerSpec) -> None:
         self._channel = consumer.channel.name
         self._source = self._channel.partition("@")[2]
         self._where = {"consumer": consumer.name, "channel": self._channel}
-        self._sql = statements("penstock.consuming.several", scope.schema)
 
-    def all(self, executor: Executor) -> dict[ShardName, SourcePosition]:
+    def all(self, store: Store[Executor]) -> dict[ShardName, SourcePosition]:
         """All of them, those of halted shards too."""
-        rows = executor.execute(self._sql["positions"], self._where).fetchall()
+        rows = store.rows("positions", self._where)
         found = (
             SourcePosition(
                 ShardName(self._channel, Shard(shard)),
@@ -45,7 +44,7 @@ class SourcePositions:
         )
         return {position.shard: position for position in found}
 
-    def begin(self, executor: Executor, positions: Iterable[SourcePosition]) -> None:
+    def begin(self, store: Store[Executor], positions: Iterable[SourcePosition]) -> None:
         """Writes the checkpoints of shards in which the consumer has none."""
         new = list(positions)
         values = {
@@ -56,9 +55,9 @@ class SourcePositions:
             "ids": [each.record and each.record.id for each in new],
             "staged": [each.record and each.record.staged_us for each in new],
         }
-        executor.execute(self._sql["begin"], values)
+        store.execute("begin", values)
 
-    def note_records(self, executor: Executor, records: Mapping[ShardName, Record]) -> None:
+    def note_records(self, store: Store[Executor], records: Mapping[ShardName, Record]) -> None:
         """Writes which records the checkpoints are at when the transaction is committed."""
         values = {
             **self._where,
@@ -66,9 +65,9 @@ class SourcePositions:
             "ids": [record.id for record in records.values()],
             "staged": [record.staged_us for record in records.values()],
         }
-        executor.execute(self._sql["note_records"], values)
+        store.execute("note_records", values)
 
-    def accept_epoch(self, executor: Executor, shard: ShardName, epoch: Epoch) -> None:
+    def accept_epoch(self, store: Store[Executor], shard: ShardName, epoch: Epoch) -> None:
         """Writes that what Redis holds of a shard in this epoch follows the checkpoint."""
         values = {**self._where, "shard": shard.shard, "epoch": epoch}
-        executor.execute(self._sql["accept_epoch"], values)
+        store.execute("accept_epoch", values)

@@ -27,6 +27,7 @@ from penstock.consuming.letter_retry import RequestedRetries
 from penstock.consuming.log.journal_follower import EvictedRecords
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.executor import Executor
+from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.engines.spark.control_channel import Line
 from penstock.engines.spark.epochs import COUNTS, TaskCounts
@@ -60,7 +61,7 @@ class FramePlaces:
 
     def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader) -> None:
         self.batch, self._namespace, self._journal, self._reader = RECORDS_A_BATCH, scope.namespace, journal, reader
-        self._dead_letters = DeadLetters(consumer, scope)
+        self._dead_letters = DeadLetters(consumer)
 
     def follow(self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Place]) -> "FrameFollower":
         """Has Spark read the records."""
@@ -95,28 +96,28 @@ class FramePlaces:
         """Selects their rows."""
         return select(cast("Sequence[FrameSpan]", fresh)) if fresh else None
 
-    def read(self, executor: Executor, shard: ShardName, item: Place) -> Record:
+    def read(self, store: Store[Executor], shard: ShardName, item: Place) -> Record:
         """Reads it from the journal: Spark may be what has failed."""
         previous, following = Offset(item.offset - 1), Offset(item.offset + 1)
         try:
-            [record] = self._journal.backfill(within(executor), shard, previous, following, Limit(1))
+            [record] = self._journal.backfill(within(store), shard, previous, following, Limit(1))
         except Gap as error:
             raise NotApplied(Broken(), error) from error
         return record
 
     def divide_parked(
-        self, executor: Executor, shard: ShardName, fresh: Sequence[Place]
+        self, store: Store[Executor], shard: ShardName, fresh: Sequence[Place]
     ) -> tuple[Sequence[Record], Sequence[Place]]:
         """Reads those that are parked."""
         first, last = fresh[0].offset, fresh[-1].offset
-        parked = self._dead_letters.parked_records(executor, shard, first, last)
+        parked = self._dead_letters.parked_records(store, shard, first, last)
         keys = frozenset(record.key for record in parked)
         return parked, replace(cast("FrameSpan", fresh), without=keys, absent=len(parked))
 
-    def note_later(self, executor: Executor, shard: ShardName, fresh: Sequence[Place]) -> None:
+    def note_later(self, store: Store[Executor], shard: ShardName, fresh: Sequence[Place]) -> None:
         """Notes the keys of the range."""
         first, last = fresh[0].offset, fresh[-1].offset
-        self._dead_letters.note_later_range(executor, shard, first, last)
+        self._dead_letters.note_later_range(store, shard, first, last)
 
     def latencies_us(self, *_: object) -> list[int]:
         """Returns none: only Spark knows when the records were staged."""
@@ -208,10 +209,10 @@ class FrameWorker(LogWorker[Place]):
         self._abandoned = threading.Event()
         consumer, scope = replace(setup.consumer, handler=self._guard(setup.consumer.handler)), setup.scope
         urls = {"database_url": setup.database_url, "redis_url": setup.redis_url}
-        journal = LocalJournal(consumer, scope, setup.shards)
+        journal = LocalJournal(consumer, setup.shards)
         places = FramePlaces(consumer, scope, journal, RowReader(spark, consumer.channel, scope, **urls))
         super().__init__(setup.of(consumer), journal, places)
-        self._requested_retries = RequestedRetries(consumer, scope, partial(make_frame, spark))
+        self._requested_retries = RequestedRetries(consumer, partial(make_frame, spark))
 
     @override
     def open(self) -> None:

@@ -20,6 +20,7 @@ from penstock.channels.server import connect_redis
 from penstock.consuming import Worker, make_worker
 from penstock.database.connections import Database, connect_postgres, get_database_url
 from penstock.database.driver_errors import CONFLICTS, describe, sqlstate
+from penstock.database.store import Store
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.declaring.kinds import get_traits
@@ -143,7 +144,7 @@ class Tools:
             connect_postgres(self._database_url, application="measuring", timeouts=self._timeouts) as connection,
             connect_redis(self._redis_url, timeouts=self._timeouts) as client,
         ):
-            return summarise(status(connection, client, self._pipeline))
+            return summarise(status(Store(connection), client, self._pipeline))
 
     def close(self) -> None:
         """Closes all connections; the next slice begins again what is rolled back."""

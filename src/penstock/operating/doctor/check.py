@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from penstock.channels.commands import RedisClient
-from penstock.database.connections import Connection
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import Status
 from penstock.pipeline import Pipeline
@@ -44,20 +43,24 @@ def warning(message: str, fix: str, check: str = "") -> CheckResult:
 class CheckContext:
     """Input of a check."""
 
-    connection: Connection  # to Postgres, in autocommit mode
+    store: Store  # in autocommit mode
     client: RedisClient
     pipeline: Pipeline | None  # None if the declarations are not known
-    scope: Scope
     shards: tuple[ShardName, ...] = ()
+
+    @property
+    def scope(self) -> Scope:
+        """Where the pipeline is."""
+        return self.store.scope
 
     def rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
         """The rows of a statement of this folder."""
-        return self.connection.execute(statements(__package__, self.scope.schema)[name], values).fetchall()
+        return self.store.rows(name, values)
 
     @cached_property
     def status(self) -> Status:
         """Progress of all records."""
-        return status(self.connection, self.client, self.pipeline, scope=self.scope)
+        return status(self.store, self.client, self.pipeline)
 
 
 Results = Generator[CheckResult, None, str | None]

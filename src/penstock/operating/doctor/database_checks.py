@@ -22,13 +22,13 @@ WRAPAROUND_WARNING, WRAPAROUND_ERROR = 1_000_000_000, 1_800_000_000
 
 def postgres(context: CheckContext) -> Results:
     """Reachable, new enough, the primary, writable."""
-    version = context.connection.info.server_version
+    version = context.store.connection.info.server_version
     shown = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < OLDEST_POSTGRES:
         yield error(f"{shown} is too old", "upgrade to Postgres 14 or newer")
         return None
     try:
-        found = server_identity(context.connection, context.scope)
+        found = server_identity(context.store)
     except ReadOnlyPostgres as refused:
         yield error(str(refused), "point database_url at the primary")
         return None
@@ -38,7 +38,7 @@ def postgres(context: CheckContext) -> Results:
 def encoding(context: CheckContext) -> Results:
     """The database can hold every character."""
     try:
-        check_encoding(context.connection)
+        check_encoding(context.store.connection)
     except UnsafeSetting as unsafe:
         yield error(str(unsafe), "move to a database in UTF8")
     return "UTF8"
@@ -46,10 +46,10 @@ def encoding(context: CheckContext) -> Results:
 
 def encryption(context: CheckContext) -> Results:
     """A connection across a network is encrypted, and the server's certificate verified."""
-    connection = context.connection.pgconn
+    connection = context.store.connection.pgconn
     options = {option.keyword: option.val for option in connection.info}
     mode = (options.get(b"sslmode") or b"prefer").decode()
-    yield examine_encryption(context.connection.info.host, mode, encrypted=connection.ssl_in_use)
+    yield examine_encryption(context.store.connection.info.host, mode, encrypted=connection.ssl_in_use)
     return None
 
 
@@ -115,7 +115,7 @@ def long_transactions(context: CheckContext) -> Results:
         )
     [(sees_others,)] = context.rows("sees_others")
     if not sees_others:
-        login = context.connection.info.user
+        login = context.store.connection.info.user
         yield warning(f"{login} does not see those of other roles", f"GRANT pg_read_all_stats TO {quote(login)};")
     return f"none open for more than {LONG_S} s"
 
@@ -131,7 +131,7 @@ def prepared_transactions(context: CheckContext) -> Results:
 def pooler(context: CheckContext) -> Results:
     """Statements are prepared on direct connections alone."""
     yield from ()
-    if is_direct(context.connection):
+    if is_direct(context.store.connection):
         return "connected to Postgres directly"
     return "connected through a pooler; statements are not prepared"
 
@@ -152,8 +152,8 @@ Missing = dict[RoleName, list[Right]]
 
 def privileges(context: CheckContext) -> Results:
     """This login has all privileges of each work that it has some of."""
-    login = context.connection.info.user
-    missing: Missing = {role: lacking(context.connection, context.scope, _needed(role)) for role in _WORK}
+    login = context.store.connection.info.user
+    missing: Missing = {role: lacking(context.store, _needed(role)) for role in _WORK}
     complete = [role for role in _WORK if not missing[role]]
     partial = _find_partial(missing, complete)
     if not complete and not partial:
@@ -174,7 +174,7 @@ def _needed(role: RoleName) -> frozenset[Right]:
 def _find_surplus(context: CheckContext) -> list[Right]:
     """Columns of staged records that only Postgres should set, and that this login may set."""
     columns = [Right("TABLE", "staged_records", "INSERT", name) for name in _SET_BY_POSTGRES]
-    missing = lacking(context.connection, context.scope, columns)
+    missing = lacking(context.store, columns)
     return [right for right in columns if right not in missing]
 
 
@@ -197,7 +197,7 @@ def _make_grants(context: CheckContext, role: RoleName, missing: list[Right], lo
     """The group role, if the database has one for this work; else the privileges one by one."""
     candidates = context.rows("group_roles", ending=f"_{role}")
     for (group,) in candidates:
-        if not lacking(context.connection, context.scope, _needed(role), group):
+        if not lacking(context.store, _needed(role), group):
             return f"GRANT {quote(group)} TO {quote(login)};"
     return " ".join(f"{grant};" for grant in grant_sql(missing, context.scope.schema, login))
 

@@ -8,15 +8,15 @@ import redis
 
 from penstock.channels.acl import acl_grant, get_user
 from penstock.channels.commands import RedisClient
-from penstock.database.connections import Connection, WorkerConnection
+from penstock.database.connections import WorkerConnection
 from penstock.database.driver_errors import describe, first_line
+from penstock.database.store import Store
 from penstock.database.transactions import Timeouts
 from penstock.errors import PenstockError, PrivilegeMissing, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import known_shards
 from penstock.operating.doctor import database_checks, pipeline_checks, redis_checks
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Grade, warning
 from penstock.pipeline import Pipeline
-from penstock.records import DEFAULT_SCOPE, Scope
 
 CHECK_TIMEOUT_S = 20
 """Longest that a statement of a check may take in Postgres, in seconds."""
@@ -24,19 +24,18 @@ CHECK_TIMEOUT_S = 20
 _SEE_PRIVILEGES = "see the check of privileges, or run penstock doctor as a viewer"
 
 
-def diagnose(
-    connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, scope: Scope = DEFAULT_SCOPE
-) -> list[CheckResult]:
+def diagnose(store: Store, client: RedisClient, pipeline: Pipeline | None = None) -> list[CheckResult]:
     """Runs all checks."""
-    context = CheckContext(connection, client, pipeline, scope if pipeline is None else pipeline.scope)
-    if not isinstance(connection, WorkerConnection):
+    store = store if pipeline is None else Store(store.connection, pipeline.scope)
+    context = CheckContext(store, client, pipeline)
+    if not isinstance(store.connection, WorkerConnection):
         return _check_servers(context)
-    before = connection.timeouts
-    connection.timeouts = Timeouts(statement_s=CHECK_TIMEOUT_S, lock_s=CHECK_TIMEOUT_S)
+    before = store.connection.timeouts
+    store.connection.timeouts = Timeouts(statement_s=CHECK_TIMEOUT_S, lock_s=CHECK_TIMEOUT_S)
     try:
         return _check_servers(context)
     finally:
-        connection.timeouts = before
+        store.connection.timeouts = before
 
 
 def worst(results: Iterable[CheckResult]) -> Grade:
@@ -53,7 +52,7 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
     results += _run((pipeline_checks.schema, database_checks.privileges), context)
     declared = context.pipeline.shard_names if context.pipeline else ()
     try:
-        shards = known_shards(context.connection, context.scope, declared)
+        shards = known_shards(context.store, declared)
     except (SchemaMissing, ServerUnavailable):
         # Reported above.  Redis can still be checked.
         return results + _check_redis(context)

@@ -11,6 +11,7 @@ from penstock.consuming.failures import WAITING_FOR_SERVER
 from penstock.database.registration import Registration, find_objection
 from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
+from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
 from penstock.declaring.schedules import LATE_S
 from penstock.display import format_count
@@ -19,6 +20,7 @@ from penstock.journal.journal_reader import missed_records as find_missed
 from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.operating.worker_sessions import WorkerSession
+from penstock.records import Scope
 from penstock.schema.capture import find_unreadable, inspect_triggers
 from penstock.schema.revisions import find_revision, is_newer, newest_shipped, upgrade_command, why_unusable
 from penstock.streaming.faults import UnknownShard
@@ -44,7 +46,7 @@ STALLED_S = 15.0
 def schema(context: CheckContext) -> Results:
     """This release works with the tables, and they are its own."""
     name, shipped = context.scope.schema, newest_shipped()
-    found = find_revision(context.connection, name)
+    found = find_revision(Store(context.store.connection, Scope(name)))
     if (unusable := why_unusable(found, name)) is not None:
         yield error(unusable.reason, unusable.fix)
         return None
@@ -62,7 +64,7 @@ def schema(context: CheckContext) -> Results:
 
 def identity(context: CheckContext) -> Results:
     """Record ids are drawn one at a time, and ids and offsets are far from their limit."""
-    check_identity_cache(context.connection, context.scope)
+    check_identity_cache(context.store)
     [(highest, offset)] = context.rows("highest_id", table=quote(context.scope.schema, "staged_records"))
     if max(highest, offset) > MAX_OFFSET // 2:
         found = f"record {highest:,}, offset {offset:,}: numbers are exact up to {MAX_OFFSET:,}"
@@ -72,7 +74,7 @@ def identity(context: CheckContext) -> Results:
 
 def missed_records(context: CheckContext) -> Results:
     """The sequencer has passed over no record."""
-    found = [m for m in find_missed(context.connection, context.scope) if not m.is_isolated]
+    found = [m for m in find_missed(context.store) if not m.is_isolated]
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield error(
@@ -262,7 +264,7 @@ def _is_about_to_lose(channel: ChannelStatus, read: ConsumerShard) -> bool:
 def channels(context: CheckContext) -> Results:
     """The pipeline declares the channels that are registered, and records belong to registered shards."""
     retired = {name for (name,) in context.rows("retired_channels")}
-    registered = registered_channels(context.connection, context.scope)
+    registered = registered_channels(context.store)
     for unknown in context.status.faults.unknown:
         yield _report_unknown(unknown, retired)
     for name in sorted(c.name for c in registered.values() if c.entries == "zstd"):
@@ -338,10 +340,10 @@ def schedules(context: CheckContext) -> Results:
 def triggers(context: CheckContext) -> Results:
     """Each rule with capture by trigger has its trigger, as declared, and there is no other."""
     if context.pipeline is None:
-        for fault in find_unreadable(context.connection, context.scope):
+        for fault in find_unreadable(context.store):
             yield error(fault.message, fault.fix)
         return None
-    for fault in inspect_triggers(context.connection, context.pipeline):
+    for fault in inspect_triggers(context.store.connection, context.pipeline):
         yield (error if fault.is_refused else warning)(fault.message, fault.fix)
     declared = sum(rule.capture == "trigger" for rule in context.pipeline.rules)
     return f"{declared} installed, as their rules declare" if declared else None

@@ -134,9 +134,7 @@ def lineage(context: CheckContext) -> Results:
     def report(shard: ShardName, reason: ShardError) -> None:
         unusable.append(error(str(reason), f"{shard}: see docs: {reason.page}"))
 
-    found = examine_lineage(
-        context.connection, context.client, context.scope, declared=context.shards, on_unusable=report
-    )
+    found = examine_lineage(context.store, context.client, declared=context.shards, on_unusable=report)
     yield from unusable
     if found.has_moved:
         yield warning(
@@ -228,7 +226,7 @@ def queues(context: CheckContext) -> Results:
 def _check_queue(context: CheckContext, channel: ChannelStatus) -> Iterator[CheckResult]:
     shards = [ShardName(channel.channel, Shard(each.shard)) for each in channel.shards]
     checked = check_queues(context.client, context.scope.namespace, shards)
-    [(now_s,)] = context.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
+    [(now_s,)] = context.store.connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
     yield from check_clocks(context.scope.namespace, checked, now_s)
     for shard, each in zip(shards, channel.shards, strict=True):
         keys, found = queue_keys(context.scope.namespace, shard), checked.get(shard, CheckedShard())

@@ -3,20 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal, get_args
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.queue.inspection import explain_messages
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import name_as_staged
 from penstock.errors import Unknown
 from penstock.operating.channels import find_channel
-from penstock.records import BEGINNING, DEFAULT_SCOPE, Record, RecordId, Scope, Shard, ShardName, to_time
+from penstock.records import BEGINNING, Record, RecordId, Scope, Shard, ShardName, to_time
 from penstock.streaming.queues import make_queued
 
 JobState = Literal["waiting", "leased", "delayed", "dead"]
@@ -73,59 +70,47 @@ class QueuedJob:
         return self.state in {"waiting", "delayed"} and not self.unique
 
 
-def list_jobs(  # noqa: PLR0913  what a page is
-    connection: Connection,
+def list_jobs(
+    store: Store,
     client: RedisClient | None,
     channel: str,
     of: JobFilter = JobFilter(),
     *,
     after: int = 0,
     limit: int = 50,
-    scope: Scope = DEFAULT_SCOPE,
 ) -> list[QueuedJob]:
     """A page of jobs in the order of their ids; ``after``: the id of the last one of the page before.
 
     Without a client, their states are as far as Postgres knows.
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
-    pages = find_jobs(connection, client, channel, of, after=after, size=min(limit, PAGE), scope=scope)
+    pages = find_jobs(store, client, channel, of, after=after, size=min(limit, PAGE))
     return list(islice(chain.from_iterable(pages), limit))
 
 
-def find_jobs(  # noqa: PLR0913  the same
-    connection: Connection,
-    client: RedisClient | None,
-    channel: str,
-    of: JobFilter,
-    *,
-    after: int = 0,
-    size: int = PAGE,
-    scope: Scope = DEFAULT_SCOPE,
+def find_jobs(
+    store: Store, client: RedisClient | None, channel: str, of: JobFilter, *, after: int = 0, size: int = PAGE
 ) -> Iterator[list[QueuedJob]]:
     """All jobs that a filter takes, up to the newest of this moment, in the order of their ids, so many at a time.
 
     Raises as ``list_jobs``.
     """
-    check_queue(connection, channel, scope)
-    sql = statements("penstock.operating.jobs", scope.schema)
-    reading = partial(postgres_errors, f"reading the jobs of {channel}")
-    with reading():
-        [(newest,)] = connection.execute(sql["newest_id"]).fetchall()
-    given = {**of.parameters(channel), "newest": newest}
+    check_queue(store, channel)
+    doing = f"reading the jobs of {channel}"
+    given = {**of.parameters(channel), "newest": store.value("newest_id", doing=doing)}
     while True:
-        with reading():
-            rows = connection.execute(sql["jobs"], {**given, "after": after, "limit": size}).fetchall()
+        rows = store.rows("jobs", {**given, "after": after, "limit": size}, doing=doing)
         jobs = [_make_job(channel, *row) for row in rows]
-        jobs = jobs if client is None else _add_states(client, jobs, scope)
+        jobs = jobs if client is None else _add_states(client, jobs, store.scope)
         yield [job for job in jobs if of.state in {None, job.state}]
         if len(rows) < size:
             return
         after = rows[-1][0]
 
 
-def check_queue(connection: Connection, channel: str, scope: Scope) -> None:
+def check_queue(store: Store, channel: str) -> None:
     """Raises ``Unknown`` unless it is a registered queue."""
-    if not (found := find_channel(connection, channel, scope=scope)).traits.has_jobs:
+    if not (found := find_channel(store, channel)).traits.has_jobs:
         raise Unknown(f"{channel} is of kind {found.kind}: it has records, not jobs; penstock tail {channel}")
 
 
@@ -172,17 +157,14 @@ class ReportedJob:
     done_at: datetime | None
 
 
-def read_job(
-    connection: Connection, client: RedisClient, channel: str, id_: int, *, scope: Scope = DEFAULT_SCOPE
-) -> ReportedJob:
+def read_job(store: Store, client: RedisClient, channel: str, id_: int) -> ReportedJob:
     """A job that is not done, or one that is and has left progress or a result.
 
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
-    found = list_jobs(connection, client, channel, JobFilter((id_,)), scope=scope)
-    sql, values = statements("penstock.operating.jobs", scope.schema)["payload"], {"channel": channel, "id": id_}
-    with postgres_errors("reading a job"):
-        [(progress, note, result, done_at, data, *more)] = connection.execute(sql, values).fetchall()
+    found = list_jobs(store, client, channel, JobFilter((id_,)))
+    values = {"channel": channel, "id": id_}
+    [(progress, note, result, done_at, data, *more)] = store.rows("payload", values, doing="reading a job")
     reported = progress, note, result, done_at
     if not found or data is None:
         if progress is None and result is None:

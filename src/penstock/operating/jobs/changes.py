@@ -17,14 +17,12 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.queue.publishing import make_shard
 from penstock.channels.queue.shard import run
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, find_jobs
 from penstock.operating.letters import request_retries
-from penstock.records import DEFAULT_SCOPE, Scope
 
 log = structlog.get_logger("penstock.operator")
 
@@ -39,16 +37,10 @@ class JobCount:
 
 
 def count_jobs(
-    connection: Connection,
-    client: RedisClient | None,
-    queue: str,
-    of: JobFilter,
-    *,
-    movable: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    store: Store, client: RedisClient | None, queue: str, of: JobFilter, *, movable: bool = False
 ) -> list[JobCount]:
     """How many jobs a filter takes, or ``move_due`` of those, the most first.  Raises as ``find_jobs``."""
-    pages = find_jobs(connection, client, queue, of, scope=scope)
+    pages = find_jobs(store, client, queue, of)
     counts = Counter((job.tenant, job.state) for page in pages for job in page if job.is_movable or not movable)
     return [JobCount(*what, jobs) for what, jobs in counts.most_common()]
 
@@ -61,54 +53,38 @@ class Cancellation:
     running: int
 
 
-def cancel_jobs(
-    connection: Connection, client: RedisClient | None, queue: str, of: JobFilter, *, scope: Scope = DEFAULT_SCOPE
-) -> Cancellation:
+def cancel_jobs(store: Store, client: RedisClient | None, queue: str, of: JobFilter) -> Cancellation:
     """Cancels the jobs that a filter takes.  Raises as ``find_jobs``."""
-    sql = statements("penstock.operating.jobs", scope.schema)
     cancelled = running = 0
     with postgres_errors(f"cancelling jobs of {queue}"):
-        for page in find_jobs(connection, client, queue, of, scope=scope):
+        for page in find_jobs(store, client, queue, of):
             ids = [job.id for job in page]
-            [(now, asked)] = connection.execute(sql["cancel"], {"channel": queue, "ids": ids}).fetchall()
+            [(now, asked)] = store.rows("cancel", {"channel": queue, "ids": ids})
             cancelled, running = cancelled + now, running + asked
     log.warning("jobs cancelled", channel=queue, count=cancelled, running=running)
     return Cancellation(cancelled, running)
 
 
-def move_due(
-    connection: Connection,
-    client: RedisClient,
-    queue: str,
-    of: JobFilter,
-    due: datetime,
-    *,
-    scope: Scope = DEFAULT_SCOPE,
-) -> int:
+def move_due(store: Store, client: RedisClient, queue: str, of: JobFilter, due: datetime) -> int:
     """Has the jobs that are movable be due at another time; returns how many.  Raises as ``find_jobs``."""
-    channel, moved = find_channel(connection, queue, scope=scope), 0
+    channel, moved = find_channel(store, queue), 0
     with postgres_errors(f"moving jobs of {queue}"):
-        for page in find_jobs(connection, client, queue, of, scope=scope):
-            moved += move_page(connection, client, channel, [job for job in page if job.is_movable], due, scope)
+        for page in find_jobs(store, client, queue, of):
+            moved += move_page(store, client, channel, [job for job in page if job.is_movable], due)
     log.warning("jobs moved", channel=queue, count=moved)
     return moved
 
 
 def move_page(
-    connection: Connection,
-    client: RedisClient,
-    channel: RegisteredChannel,
-    page: Sequence[QueuedJob],
-    due: datetime,
-    scope: Scope,
+    store: Store, client: RedisClient, channel: RegisteredChannel, page: Sequence[QueuedJob], due: datetime
 ) -> int:
     """Has some jobs be due at another time, but for those that a worker has begun with meanwhile; returns how many."""
     shards = {job.id: job.shard for job in page}
     values = {"channel": channel.name, "due": due, "ids": list(shards)}
-    rows = connection.execute(statements("penstock.operating.jobs", scope.schema)["move_due"], values).fetchall()
+    rows = store.rows("move_due", values)
     # The streamer writes them again.  If it does so before they are deleted, it finds them missing, and does so again.
     for shard, some in groupby(sorted((shards[id_], id_) for (id_,) in rows), itemgetter(0)):
-        made = make_shard(scope.namespace, shard, channel.streams or 1, channel.hand or 1)
+        made = make_shard(store.scope.namespace, shard, channel.streams or 1, channel.hand or 1)
         run(client, made.delete([str(id_) for _, id_ in some]), f"deleting from {shard}")
     return len(rows)
 
@@ -143,35 +119,29 @@ class RetriedJobs:
 
 
 def retry_jobs(
-    connection: Connection,
-    client: RedisClient,
-    queue: str,
-    of: JobFilter,
-    *,
-    apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    store: Store, client: RedisClient, queue: str, of: JobFilter, *, apply: bool = False
 ) -> list[RetriedJobs]:
     """What a retry does to the jobs and the dead letters that a filter takes, the most first; does it with ``apply``.
 
     Raises as ``find_jobs``.
     """
-    sql, values = statements("penstock.operating.jobs", scope.schema), of.parameters(queue)
-    channel = find_channel(connection, queue, scope=scope)
+    values = of.parameters(queue)
+    channel = find_channel(store, queue)
     counts: Counter[tuple[str | None, str, str]] = Counter()
     with postgres_errors(f"retrying jobs of {queue}"):
-        [(now,)] = connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
-        for page in find_jobs(connection, client, queue, of, scope=scope):
+        [(now,)] = store.connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
+        for page in find_jobs(store, client, queue, of):
             counts.update((job.tenant, job.state, _find_outcome(job)) for job in page)
             due = [job for job in page if _find_outcome(job) == DUE_NOW]
             if apply and due:
-                move_page(connection, client, channel, due, now, scope)
-        rows = connection.execute(sql["letters"], values, binary=True) if of.state in {None, "dead"} else ()
+                move_page(store, client, channel, due, now)
+        rows = store.execute("letters", values, binary=True) if of.state in {None, "dead"} else ()
         letters = [DeadLetterRow(*row) for row in rows]
         counts.update((letter.key, "dead letter", STAGED_AGAIN) for letter in letters)
-        for state, count in connection.execute(sql["ended"], values, binary=True):
+        for state, count in store.execute("ended", values, binary=True):
             counts[None, state, _LEFT_ALONE[state]] = count
     if apply:
-        request_retries(connection, letters, scope=scope)
+        request_retries(store, letters)
         retried = sum(jobs for (_, _, outcome), jobs in counts.items() if outcome in {STAGED_AGAIN, DUE_NOW})
         log.warning("jobs retried", channel=queue, count=retried)
     return [RetriedJobs(tenant, state, jobs, outcome) for (tenant, state, outcome), jobs in counts.most_common()]

@@ -8,14 +8,12 @@ from typing import Any
 
 import structlog
 
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.errors import Unknown
 from penstock.operating.channels import find_channel
 from penstock.operating.jobs.browsing import check_queue
-from penstock.records import DEFAULT_SCOPE, Scope
 from penstock.staging.driver_connections import read_rows
 from penstock.staging.limiting import SET_LIMITS, limit_values
 
@@ -47,21 +45,15 @@ def describe_limits(limits: object) -> str:
 
 
 def list_limits(
-    connection: Connection,
-    queue: str,
-    *,
-    name: str | None = None,
-    limit: int | None = None,
-    scope: Scope = DEFAULT_SCOPE,
+    store: Store, queue: str, *, name: str | None = None, limit: int | None = None
 ) -> tuple[list[QueueLimit], int]:
     """The limits that hold, of one name or of all: what was set comes before what is declared; and how many there are.
 
     Raises ``Unknown`` or ``Refused``.
     """
-    check_queue(connection, queue, scope=scope)
+    check_queue(store, queue)
     values = {"channel": queue, "name": name, "limit": limit}
-    with postgres_errors(f"reading limits of {queue}"):
-        rows = connection.execute(statements("penstock.operating.jobs", scope.schema)["limits"], values).fetchall()
+    rows = store.rows("limits", values, doing=f"reading limits of {queue}")
     return [QueueLimit(*row[:-1]) for row in rows], rows[0][-1] if rows else 0
 
 
@@ -86,13 +78,13 @@ class LimitChange:
         options = " ".join(words or ["--remove"]).replace("--is-paused True", "--pause")
         return f"penstock queues limit {shlex.join([self.queue, f'--{self.kind}', self.name])} {options} --apply"
 
-    def find(self, connection: Connection, scope: Scope) -> QueueLimit | None:
+    def find(self, store: Store) -> QueueLimit | None:
         """The limits that hold now, if it has any of its own.
 
         Raises as ``list_limits``, ``InvalidMessage`` for the new ones, or ``Unknown`` if there are none to take back.
         """
-        found, _ = list_limits(connection, self.queue, name=self.name, scope=scope)
-        self._make_values(connection, scope)
+        found, _ = list_limits(store, self.queue, name=self.name)
+        self._make_values(store)
         before = next((each for each in found if each.kind == self.kind), None)
         if not self.limits and (before is None or before.set_at is None):
             raise Unknown(
@@ -106,14 +98,14 @@ class LimitChange:
         now = before.text if before else "no limits of its own"
         return f"{whose} of {self.queue}: {now} → {describe_limits(self.limits) if self.limits else 'what is declared'}"
 
-    def apply(self, connection: Connection, scope: Scope) -> None:
+    def apply(self, store: Store) -> None:
         """Has it hold, within a second or two.  Raises as ``find``."""
         with postgres_errors(f"limiting {self.queue}"):
-            read_rows(connection, scope.schema, SET_LIMITS, self._make_values(connection, scope))
+            read_rows(store.connection, store.scope.schema, SET_LIMITS, self._make_values(store))
         log.warning("limits set", channel=self.queue, kind=self.kind, limits=dict(self.limits))
 
-    def _make_values(self, connection: Connection, scope: Scope) -> dict[str, Any]:
-        channel = find_channel(connection, self.queue, scope=scope)
+    def _make_values(self, store: Store) -> dict[str, Any]:
+        channel = find_channel(store, self.queue)
         parts = channel.shards if channel.limits.get("within", "queue") == "queue" else 1
         limits = KINDS[self.kind](**self.limits) if self.limits else None
         tenant, key = (self.name, None) if self.kind == "tenant" else (None, self.name)

@@ -16,16 +16,15 @@ from penstock.channels.ick.ick_repair import repair
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
 from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import Since, known_shards, offsets_since
 from penstock.operating.channels import unknown_channel
 from penstock.operating.consumers import lock_consumer, unknown_consumer
 from penstock.pipeline import Pipeline, get_scope
-from penstock.records import DEFAULT_SCOPE, Moment, Offset, Place, Scope, Shard, ShardName
+from penstock.records import Moment, Offset, Place, Scope, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -71,15 +70,14 @@ class _Request:
     since: Mapping[ShardName, Since] = field(default_factory=dict)
 
 
-def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have defaults
-    connection: Connection,
+def reset_checkpoint(
+    store: Store,
     consumer: str,
     to: CheckpointTarget = None,
     *,
     shard: int | None = None,
     resume: bool = False,
     apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
 ) -> tuple[CheckpointMove, ...]:
     """Plans the moves of a consumer's checkpoints; with ``apply``, carries them out.
 
@@ -87,28 +85,25 @@ def reset_checkpoint(  # noqa: PLR0913  a request has this many parts; most have
     again; so are older ones between them, of transactions that committed late.  A running worker notices the move with
     the next record that arrives, or within two seconds.
     """
-    bounds = statements("penstock.operating", scope.schema)["checkpoint_bounds"]
     request = _Request(consumer, to, shard, resume)
     if isinstance(to, Place):
         if shard not in {None, to.shard.shard}:
             raise Unknown(f"{to} is not in shard {shard}")
         request = _Request(consumer, to.offset, to.shard.shard, resume, to.shard.channel)
     elif isinstance(to, datetime | timedelta):  # before any lock: it may take seconds
-        with postgres_errors(f"moving checkpoints of {consumer}"):
-            rows = connection.execute(bounds, {"consumer": consumer}).fetchall()
+        rows = store.rows("checkpoint_bounds", {"consumer": consumer}, doing=f"moving checkpoints of {consumer}")
         shards = [ShardName(channel, Shard(number)) for channel, number, *_ in rows]
-        request = replace(request, since=offsets_since(connection, scope, shards, to))
-    with postgres_errors(f"moving checkpoints of {consumer}"), connection.transaction():
+        request = replace(request, since=offsets_since(store, shards, to))
+    with store.transaction(f"moving checkpoints of {consumer}"):
         if apply:
-            lock_consumer(connection, consumer, scope)
-        rows = connection.execute(bounds, {"consumer": consumer}).fetchall()
+            lock_consumer(store, consumer)
+        rows = store.rows("checkpoint_bounds", {"consumer": consumer})
         if not rows:
-            raise unknown_consumer(connection, consumer, scope)
+            raise unknown_consumer(store, consumer)
         moves = _plan(rows, request)
-        move_checkpoint = statements("penstock.operating", scope.schema)["move_checkpoint"]
         for move in moves if apply else ():
             where = {"consumer": consumer, "channel": move.channel, "shard": move.shard}
-            connection.execute(move_checkpoint, {**where, "offset": move.after, "resume": resume})
+            store.execute("move_checkpoint", {**where, "offset": move.after, "resume": resume})
     for move in moves if apply else ():
         log.warning(
             "checkpoint moved",
@@ -194,11 +189,11 @@ def reset_ick(
 ) -> tuple[IckRepair, ...]:
     """Plans the repair of an Ick; with ``apply``, carries it out.  Deletes only a position, which the streamer restores."""
     scope, declared = get_scope(pipeline), () if pipeline is None else pipeline.shard_names
-    shards = [s for s in known_shards(connection, scope, declared) if s.channel == channel]
+    shards = [s for s in known_shards(Store(connection, scope), declared) if s.channel == channel]
     if not shards:
-        raise unknown_channel(connection, scope, channel)
+        raise unknown_channel(Store(connection, scope), channel)
     declared_channel = None if pipeline is None else pipeline.channels.get(channel)
-    known = registered_channels(connection, scope).get(channel) or declared_channel
+    known = registered_channels(Store(connection, scope)).get(channel) or declared_channel
     if known is None or known.kind != "ick":
         raise Unknown(f"{channel} is no Ick; see penstock channels list")
     return tuple(each for shard in shards for each in _repair(client, scope, shard, apply=apply))

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from penstock.channels.commands import RedisClient
 from penstock.channels.log.streams import Extent, read
 from penstock.channels.routing import log_keys
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import statements
+from penstock.database.store import Store
 from penstock.errors import ForeignLog
 from penstock.journal.journal_reader import records_at
 from penstock.operating.consumers import ReaderKind, find_kind
@@ -74,9 +72,8 @@ class KeptRecords:
 class LogComparison:
     """The logs in Redis, compared with the records of a Postgres."""
 
-    connection: Connection
+    store: Store
     client: RedisClient
-    scope: Scope
 
     def find_doubt(
         self, shard: ShardName, extent: Extent, bounds: tuple[Offset, Offset], new_epoch: Epoch
@@ -91,12 +88,11 @@ class LogComparison:
             after = Offset(begin - 1 + same)
         if after >= extent.tail:
             return None
-        sql = statements("penstock.operating", self.scope.schema)
         where = {"channel": shard.channel, "shard": shard.shard}
-        [(is_log,)] = self.connection.execute(sql["is_log"], where).fetchall()
-        readers = self.connection.execute(sql["checkpoints_of_shard"], where).fetchall()
+        is_log = self.store.value("is_log", where)
+        readers = self.store.rows("checkpoints_of_shard", where)
         last, compared = extent.tail, max(0, end - begin + 1)
-        kept_as = kept_key(self.scope, shard, new_epoch) if is_log and extent.last > after else None
+        kept_as = kept_key(self.store.scope, shard, new_epoch) if is_log and extent.last > after else None
         consumers = tuple(
             ConsumerInDoubt(name, offset, max(0, min(offset, last) - after), find_kind(name, is_reported=is_reported))
             for name, offset, is_reported in readers
@@ -105,9 +101,9 @@ class LogComparison:
 
     def _differs(self, shard: ShardName, offset: Offset) -> int:
         """1 if the log has another record at an offset than the journal names, or none; else 0."""
-        journaled = records_at(self.connection, self.scope, {shard: offset}).get(shard)
+        journaled = records_at(self.store, {shard: offset}).get(shard)
         try:
-            found: Sequence[Record] = read(self.client, self.scope.namespace, shard, Offset(offset - 1), 1)
+            found: Sequence[Record] = read(self.client, self.store.scope.namespace, shard, Offset(offset - 1), 1)
         except ForeignLog:
             found = ()
         return int(not (journaled and found and found[0].offset == offset and journaled.is_same_as(found[0])))
@@ -121,29 +117,30 @@ class LogComparison:
         channel, _, number = each.shard.rpartition("/")
         shard = ShardName(channel, Shard(int(number)))
         doubt = OffsetRange(shard, Offset(each.first), Offset(each.last))
-        stream = each.kept_as if is_kept else log_keys(self.scope.namespace, shard).stream
+        stream = each.kept_as if is_kept else log_keys(self.store.scope.namespace, shard).stream
         return replace(each, still_there=self.count_still_there(doubt, stream, on_lost).still_there)
 
     def count_still_there(
         self, doubt: OffsetRange, stream: str, on_lost: Callable[[Record], None] | None = None
     ) -> KeptRecords:
         """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging."""
-        sql = statements("penstock.operating", self.scope.schema)["still_there"]
         first, known, still_there, after = None, 0, 0, Offset(doubt.first - 1)
         while after < doubt.last:
             try:
-                found = read(self.client, self.scope.namespace, doubt.shard, after, RECORDS_AT_ONCE, stream=stream)
+                found = read(
+                    self.client, self.store.scope.namespace, doubt.shard, after, RECORDS_AT_ONCE, stream=stream
+                )
             except ForeignLog:  # what comes after it is not known either
                 break
             found = found[: bisect_right(found.offsets, doubt.last)]
             if not found:
                 break
-            with postgres_errors("counting records in doubt"):
-                rows = self.connection.execute(sql, {"ids": found.ids, "staged": found.staged_us}).fetchall()
+            values = {"ids": found.ids, "staged": found.staged_us}
+            rows = self.store.rows("still_there", values, doing="counting records in doubt")
             first, after = first or found.offsets[0], found.offsets[-1]
             known, still_there = known + len(found), still_there + len(rows)
             if on_lost is not None:
-                kept = {row[0] for row in rows}
+                kept = {record for record, *_ in rows}
                 for record in found:
                     if record.id not in kept:
                         on_lost(record)

@@ -34,15 +34,15 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
 from penstock.crash_points import crashpoint
 from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import name_shards, quote, statements
+from penstock.database.statements import name_shards, quote
+from penstock.database.store import Store
 from penstock.errors import DamagedJournal, HistoryDiverged, Refused
 from penstock.journal.journal_reader import journal_bounds, log_epochs, missed_records, records_at, shards_to_compare
 from penstock.journal.lineage import ServerIdentity, examine_lineage, server_identity
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.reset.doubt import LogComparison, OffsetsInDoubt
 from penstock.pipeline import Pipeline, get_scope
-from penstock.records import Epoch, Record, RecordId, Scope, ShardName
+from penstock.records import Epoch, Record, RecordId, ShardName
 from penstock.streaming.sequencer import JOURNAL_CHUNK
 
 log = structlog.get_logger("penstock.operator")
@@ -116,26 +116,25 @@ def reset_epoch(
     ``on_lost`` is called with each record that a log still has and Postgres no longer does.  Stop streamers and consumers first.  Those still running stop by themselves, because the old epoch is fenced.
     """
     declared = pipeline.shard_names if pipeline else ()
-    return _Opening(connection, client, get_scope(pipeline)).run(declared, apply=apply, on_lost=on_lost)
+    return _Opening(Store(connection, get_scope(pipeline)), client).run(declared, apply=apply, on_lost=on_lost)
 
 
 class _Opening:
     """Plans an epoch and opens it."""
 
-    def __init__(self, connection: Connection, client: RedisClient, scope: Scope) -> None:
-        self._connection, self._client, self._scope = connection, client, scope
-        self._sql = statements("penstock.operating", scope.schema)
-        self._compared = LogComparison(connection, client, scope)
+    def __init__(self, store: Store, client: RedisClient) -> None:
+        self._store, self._client = store, client
+        self._compared = LogComparison(store, client)
 
     def run(self, declared: Sequence[ShardName], *, apply: bool, on_lost: Callable[[Record], None] | None) -> EpochPlan:
-        identity = server_identity(self._connection, self._scope)
+        identity = server_identity(self._store)
         reason = self._reason()
-        shards = shards_to_compare(self._connection, self._client, self._scope, declared)
+        shards = shards_to_compare(self._store, self._client, declared)
         is_applied = apply and reason is not None
-        with postgres_errors("planning an epoch"), self._connection.transaction():
+        with self._store.transaction("planning an epoch"):
             if is_applied:
                 self._lock()
-            snapshot = self._value("current_snapshot")
+            snapshot = self._store.value("current_snapshot")
             logs = self._read_redis(shards)
             plan = self._plan(snapshot, logs, reason)
             plan = replace(plan, in_doubt=self._find_doubt(plan, logs))
@@ -160,28 +159,23 @@ class _Opening:
         in_doubt = tuple(self._compared.count(each, is_kept=is_applied, on_lost=on_lost) for each in plan.in_doubt)
         return replace(plan, in_doubt=in_doubt, applied=is_applied)
 
-    def _value(self, name: str, **values: object) -> Any:
-        """The only column of the only row."""
-        [(value,)] = self._connection.execute(self._sql[name], values).fetchall()
-        return value
-
     def _reason(self) -> str | None:
         """Reason for a new epoch; None if none is needed."""
         try:
-            lineage = examine_lineage(self._connection, self._client, self._scope)
+            lineage = examine_lineage(self._store, self._client)
         except (HistoryDiverged, DamagedJournal) as error:
             return str(error)
-        if any(not missed.is_isolated for missed in missed_records(self._connection, self._scope)):
+        if any(not missed.is_isolated for missed in missed_records(self._store)):
             return "committed records have no offset"
-        if self._value("count_missing"):
+        if self._store.value("count_missing"):
             return "the journal names records that are gone"
         moved = "the server was promoted or replaced; no published record was lost"
         return moved if lineage.has_moved else None
 
     def _lock(self) -> None:
-        self._connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+        self._store.connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
         try:
-            self._connection.execute(self._sql["lock_pipeline"])
+            self._store.execute("lock_pipeline")
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise Refused(
                 f"transactions that have staged records did not end within {LOCK_TIMEOUT_S} s; nothing was changed. "
@@ -189,17 +183,17 @@ class _Opening:
             ) from error
 
     def _read_redis(self, shards: Sequence[ShardName]) -> _RedisLogs:
-        client, scope = self._client, self._scope
+        client, scope = self._client, self._store.scope
         ends = {shard: read_newest(client, scope.namespace, shard, LAST_ENTRIES) for shard in shards}
         epoch = max(log_epochs(client, scope, shards).values(), default=Epoch(0))
         return _RedisLogs(extents(client, scope.namespace, shards), ends, epoch)
 
     def _plan(self, snapshot: str, in_redis: _RedisLogs, reason: str | None) -> EpochPlan:
-        epoch = self._value("newest_epoch")
+        epoch = self._store.value("greatest_epoch")
         if reason is None:
             return EpochPlan(None, epoch, epoch)
-        unsequenced = self._connection.execute(self._sql["unsequenced"]).fetchall()
-        beyond = self._connection.execute(self._sql["checkpoints_beyond"]).fetchall()
+        unsequenced = self._store.rows("unsequenced")
+        beyond = self._store.rows("checkpoints_beyond")
         rewound = tuple(
             RewoundCheckpoint(
                 name, f"{channel}/{shard}", offset, journal, letters, find_kind(name, is_reported=reported)
@@ -210,18 +204,18 @@ class _Opening:
             reason,
             epoch,
             max(epoch, in_redis.epoch) + 1,
-            self._value("count_foreign", snapshot=snapshot),
+            self._store.value("count_foreign", {"snapshot": snapshot}),
             {f"{channel}/{shard}": count for channel, shard, count in unsequenced},
             rewound,
             self._find_disagreeing(in_redis),
-            missing=self._value("count_missing"),
+            missing=self._store.value("count_missing"),
         )
 
     def _find_disagreeing(self, in_redis: _RedisLogs) -> tuple[DeletedStream, ...]:
         """The streams that end beyond the journal, or whose last record differs from the journal's."""
-        journal = journal_bounds(self._connection, self._scope, in_redis.extents)
+        journal = journal_bounds(self._store, in_redis.extents)
         lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
-        journaled = records_at(self._connection, self._scope, {shard: record.offset for shard, record in lasts.items()})
+        journaled = records_at(self._store, {shard: record.offset for shard, record in lasts.items()})
         found = []
         for shard, extent in in_redis.extents.items():
             end = journal[shard][1]
@@ -242,35 +236,35 @@ class _Opening:
         epoch = Epoch(plan.new_epoch)
         found = (
             self._compared.find_doubt(shard, in_redis.extents[shard], bounds, epoch)
-            for shard, bounds in journal_bounds(self._connection, self._scope, disagreeing).items()
+            for shard, bounds in journal_bounds(self._store, disagreeing).items()
         )
         return tuple(doubt for doubt in found if doubt is not None)
 
     def _write(self, snapshot: str, plan: EpochPlan, identity: ServerIdentity, in_redis: _RedisLogs) -> None:
-        connection, sql = self._connection, self._sql
-        connection.execute("SET LOCAL synchronous_commit = on")
+        store = self._store
+        store.connection.execute("SET LOCAL synchronous_commit = on")
         opened = {"epoch": plan.new_epoch, "reason": f"penstock reset epoch: {plan.reason}", **asdict(identity)}
-        connection.execute(statements("penstock.journal", self._scope.schema)["open_epoch"], opened)
+        store.execute("open_epoch", opened)
         # Before anything is added to the journal: its current end is the last record that the consumers have passed.
         for rewound in plan.rewound:
             channel, _, shard = rewound.shard.rpartition("/")
             where = {"consumer": rewound.consumer, "channel": channel, "shard": int(shard)}
-            connection.execute(sql["move_checkpoint"], {**where, "offset": rewound.journal, "resume": False})
+            store.execute("move_checkpoint", {**where, "offset": rewound.journal, "resume": False})
         epoch = {"epoch": plan.new_epoch}
-        connection.execute(sql["freeze_foreign"], {"snapshot": snapshot})
+        store.execute("freeze_foreign", {"snapshot": snapshot})
         deleted = {each.shard for each in plan.deleted}
         kept = {
             **name_shards(in_redis.extents),
             "tails": [0 if str(shard) in deleted else extent.tail for shard, extent in in_redis.extents.items()],
         }
-        connection.execute(sql["cut_at_damage"], kept)
-        connection.execute(sql["sequence_remaining"], {**epoch, "chunk": JOURNAL_CHUNK})
-        connection.execute(sql["store_snapshot"], {**epoch, "snapshot": snapshot})
-        connection.execute(sql["set_checkpoint_epochs"], epoch)
+        store.execute("cut_at_damage", kept)
+        store.execute("sequence_remaining", {**epoch, "chunk": JOURNAL_CHUNK})
+        store.execute("store_snapshot", {**epoch, "snapshot": snapshot})
+        store.execute("set_checkpoint_epochs", epoch)
         # New records get ids that no lost record had: some readers identify records by them.
         highest = max((record.id for records in in_redis.ends.values() for record in records), default=RecordId(0))
-        sequence = self._value("id_sequence", table=quote(self._scope.schema, "staged_records"))
-        connection.execute(sql["skip_ids"], {"table": sequence, "least": highest})
+        sequence = store.value("id_sequence", {"table": quote(store.scope.schema, "staged_records")})
+        store.execute("skip_ids", {"table": sequence, "least": highest})
 
     def _fence(self, shards: Sequence[ShardName], plan: EpochPlan) -> None:
         """Fences publishers of older epochs, and deletes the streams that disagree with the journal.
@@ -280,7 +274,7 @@ class _Opening:
         disagreeing = {each.shard: each.journal for each in plan.deleted}
         doubts = {each.shard: each for each in plan.in_doubt}
         for shard in shards:
-            keys = log_keys(self._scope.namespace, shard)
+            keys = log_keys(self._store.scope.namespace, shard)
             with redis_errors(f"opening epoch {plan.new_epoch} in {shard}"):
                 together: Any = self._client.pipeline(transaction=True)
                 together.set(keys.epoch, plan.new_epoch)
@@ -294,6 +288,6 @@ class _Opening:
                     kept = doubt.first - 1 if doubt else disagreeing[str(shard)]
                     together.hset(keys.ends, str(plan.new_epoch), str(kept))
                     # Of a queue, whose ids may be given out again, nothing may stay; a log or an Ick has no such keys.
-                    together.delete(*keys_to_delete(self._scope.namespace, shard))
+                    together.delete(*keys_to_delete(self._store.scope.namespace, shard))
                 together.execute()
             crashpoint("reset.between_shards")

@@ -15,14 +15,13 @@ import structlog
 
 from penstock.channels.commands import RedisClient
 from penstock.consuming.several.source_link import read_database
-from penstock.database.connections import Connection
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import name_shards, statements
+from penstock.database.statements import name_shards
+from penstock.database.store import Store
 from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import JournaledRecord, journal_bounds, records_at
 from penstock.operating.consumers import list_consumers, unknown_consumer
 from penstock.operating.reset.doubt import LogComparison, kept_key
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, OffsetRange, Place, Scope, Shard, ShardName
+from penstock.records import Epoch, Offset, OffsetRange, Place, Shard, ShardName
 
 log = structlog.get_logger("penstock.operator")
 
@@ -70,43 +69,41 @@ class _SourceState:
 
 
 def reset_source(  # noqa: PLR0913  three servers, and what to do
-    connection: Connection,
-    source_connection: Connection,
+    store: Store,
+    source_store: Store,
     client: RedisClient,
     consumer: str,
     source: str,
     *,
     to: Place | None = None,
     apply: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
 ) -> tuple[AcceptedShard, ...]:
     """Plans that a consumer accepts a source's history; with ``apply``, carries it out.
 
     ``to`` is the last record that both histories have, if the source's journal cannot show it because no new epoch was
     opened there; or a record behind the checkpoint, to pass over what is before it, if the histories are the same.
     """
-    sql = statements("penstock.operating", scope.schema)
     where = {"consumer": consumer, "source": source}
-    with postgres_errors(f"accepting source {source}"), connection.transaction():
+    with store.transaction(f"accepting source {source}"):
         if apply:
-            connection.execute(sql["lock_checkpoints"], {"consumer": consumer})
-        known = [_parse(row) for row in connection.execute(sql["source_checkpoints"], where)]
+            store.execute("lock_checkpoints", {"consumer": consumer})
+        known = [_parse(row) for row in store.execute("source_checkpoints", where)]
         if not known:
-            reads = {each.channel for each in list_consumers(connection, consumer, scope=scope)}
+            reads = {each.channel for each in list_consumers(store, consumer)}
             if not reads:
-                raise unknown_consumer(connection, consumer, scope)
+                raise unknown_consumer(store, consumer)
             raise Unknown(f"consumer {consumer} reads no source {source}; it reads {', '.join(sorted(reads))}")
-        state = _read_source(source_connection, scope, known)
+        state = _read_source(source_store, known)
         chosen = [each for each in known if to is None or each.shard == to.shard]
         if not chosen:
             raise Unknown(f"consumer {consumer} has no checkpoint in {to}")
-        compared = LogComparison(source_connection, client, scope)
+        compared = LogComparison(source_store, client)
         plan = tuple(_count_twice(compared, each, _plan(consumer, each, state, to), state.epoch) for each in chosen)
-        database = read_database(connection, scope) if apply else ""
+        database = read_database(store) if apply else ""
         for each, accepted in zip(chosen, plan, strict=True) if apply else ():
-            record = _accept_at_source(source_connection, scope, accepted, each.shard, (database, state.epoch))
+            record = _accept_at_source(source_store, accepted, each.shard, (database, state.epoch))
             last = {"record_id": record and record.id, "staged_us": record and record.staged_us}
-            connection.execute(sql["accept_source"], _locate(accepted, each.shard) | last | {"epoch": state.epoch})
+            store.execute("accept_source", _locate(accepted, each.shard) | last | {"epoch": state.epoch})
     names = ("consumer", "shard", "before", "after", "in_doubt", "dead_letters")
     for accepted in plan if apply else ():
         facts = {name: getattr(accepted, name) for name in names}
@@ -120,19 +117,18 @@ def _parse(row: tuple[Any, ...]) -> _AppliedPosition:
     return _AppliedPosition(ShardName(channel, Shard(shard)), offset, epoch, record, halted, letters)
 
 
-def _read_source(connection: Connection, scope: Scope, known: Sequence[_AppliedPosition]) -> _SourceState:
-    sql = statements("penstock.operating", scope.schema)
-    with postgres_errors("reading the source"), connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        [(epoch,)] = connection.execute(sql["newest_epoch"]).fetchall()
-        begins = connection.execute(
-            sql["newer_epochs_begin"],
+def _read_source(store: Store, known: Sequence[_AppliedPosition]) -> _SourceState:
+    with store.transaction("reading the source"):
+        store.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        epoch = store.value("greatest_epoch")
+        begins = store.rows(
+            "newer_epochs_begin",
             {**name_shards(each.shard for each in known), "epochs": [each.epoch for each in known]},
-        ).fetchall()
+        )
         return _SourceState(
             epoch,
-            journal_bounds(connection, scope, [each.shard for each in known]),
-            records_at(connection, scope, {each.shard: each.offset for each in known}),
+            journal_bounds(store, [each.shard for each in known]),
+            records_at(store, {each.shard: each.offset for each in known}),
             {ShardName(channel, Shard(shard)): first for channel, shard, first in begins},
         )
 
@@ -168,7 +164,7 @@ def _count_twice(compared: LogComparison, known: _AppliedPosition, plan: Accepte
     last, found, still_there = plan.before, 0, 0
     for epoch in range(known.epoch + 1, newest + 1):
         doubt = OffsetRange(known.shard, Offset(plan.after + 1), Offset(last))
-        kept = compared.count_still_there(doubt, kept_key(compared.scope, known.shard, Epoch(epoch)))
+        kept = compared.count_still_there(doubt, kept_key(compared.store.scope, known.shard, Epoch(epoch)))
         found, still_there = found + kept.known, still_there + kept.still_there
         last = last if kept.first is None else kept.first - 1
     return replace(plan, known=found, still_there=still_there)
@@ -199,11 +195,13 @@ def _locate(accepted: AcceptedShard, shard: ShardName) -> dict[str, Any]:
 
 
 def _accept_at_source(
-    connection: Connection, scope: Scope, accepted: AcceptedShard, shard: ShardName, by: tuple[str, Epoch]
+    store: Store, accepted: AcceptedShard, shard: ShardName, by: tuple[str, Epoch]
 ) -> JournaledRecord | None:
     """Writes the checkpoint where retention waits: first, in case that only one side is committed; returns the record there."""
-    accept = statements("penstock.operating", scope.schema)["accept_at_source"]
     database, epoch = by
-    with postgres_errors("writing to the source"):
-        connection.execute(accept, {**_locate(accepted, shard), "database": database, "epoch": epoch})
-    return records_at(connection, scope, {shard: Offset(accepted.after)}).get(shard)
+    store.execute(
+        "accept_at_source",
+        {**_locate(accepted, shard), "database": database, "epoch": epoch},
+        doing="writing to the source",
+    )
+    return records_at(store, {shard: Offset(accepted.after)}).get(shard)

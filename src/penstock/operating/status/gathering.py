@@ -15,9 +15,9 @@ from penstock.channels.log.streams import Extent, extents
 from penstock.channels.server import connect_redis, find_refusal, redis_errors
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.database.connections import Connection, connect_postgres
-from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, RegisteredChannel, read_pauses, registered_channels
-from penstock.database.statements import name_shards, statements
+from penstock.database.statements import name_shards
+from penstock.database.store import Store
 from penstock.database.transactions import Timeouts
 from penstock.declaring.kinds import Channel
 from penstock.errors import AppendRefused, PenstockError, SchemaMissing, ServerUnavailable
@@ -35,7 +35,7 @@ from penstock.operating.status.snapshot import (
 from penstock.operating.worker_sessions import WorkerSession, read_sessions
 from penstock.pipeline import Pipeline
 from penstock.reconciling.reconciliation import LastRun, last_runs
-from penstock.records import DEFAULT_SCOPE, Offset, Scope, Shard, ShardName
+from penstock.records import Offset, Scope, Shard, ShardName
 from penstock.streaming.faults import Faults, read_faults
 
 MAX_COUNTED = 100_000
@@ -45,16 +45,14 @@ Row = tuple[Any, ...]
 Answer = TypeVar("Answer")
 
 
-def status(
-    connection: Connection, client: RedisClient, pipeline: Pipeline | None = None, *, scope: Scope = DEFAULT_SCOPE
-) -> Status:
+def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) -> Status:
     """Reads Redis and Postgres; changes nothing."""
     if pipeline is not None:
-        scope = pipeline.scope
-    redis = _Redis(client, scope)
-    shards = known_shards(connection, scope, pipeline.shard_names if pipeline else ())
+        store = Store(store.connection, pipeline.scope)
+    redis = _Redis(client, store.scope)
+    shards = known_shards(store, pipeline.shard_names if pipeline else ())
     log = redis.ask_extents(shards)
-    damage, tables = dict(redis.damage), _read_postgres(connection, scope)
+    damage, tables = dict(redis.damage), _read_postgres(store)
     declared = None if pipeline is None else pipeline.channels
     known = {**(declared or {}), **tables.registered}
     of_kind: dict[str, list[ShardName]] = defaultdict(list)
@@ -68,7 +66,7 @@ def status(
     redis.note_refusal()
     found = _Shards(tables, declared, log, damage, memory, held)
     return Status(
-        scope.schema,
+        store.scope.schema,
         epoch=sequencer["epoch"],
         tick=sequencer["tick"],
         tick_s=sequencer["tick_s"],
@@ -105,7 +103,7 @@ class StatusReader:
                 self._connection = connect_postgres(
                     self._database_url, application=self._application, timeouts=self._timeouts
                 )
-            return status(self._connection, self._connected_client(), self._pipeline)
+            return status(Store(self._connection), self._connected_client(), self._pipeline)
         except Exception:
             self.close()
             raise
@@ -147,19 +145,20 @@ class _Tables:
     sessions: tuple[WorkerSession, ...]
 
 
-def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
-    sql = statements("penstock.operating", scope.schema)
-    with postgres_errors("reading the status"), connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        sequencer = connection.cursor(row_factory=dict_row).execute(sql["sequencer_state"]).fetchone()
+def _read_postgres(store: Store) -> _Tables:
+    with store.transaction("reading the status"):
+        store.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        sequencer = store.connection.cursor(row_factory=dict_row).execute(store["sequencer_state"]).fetchone()
         if sequencer is None:
-            raise SchemaMissing(f"schema {scope.schema} has no tick; was it made by hand? Make it with: penstock init")
-        bounds = journal_bounds(connection, scope)
+            raise SchemaMissing(
+                f"schema {store.scope.schema} has no tick; was it made by hand? Make it with: penstock init"
+            )
+        bounds = journal_bounds(store)
         sequenced = {**name_shards(bounds), "firsts": [first for first, _ in bounds.values()]}
-        registered = registered_channels(connection, scope)
-        progress = connection.execute(sql["progress"], sequenced, binary=True).fetchall()
+        registered = registered_channels(store)
+        progress = store.rows("progress", sequenced, binary=True)
         resharded = {name for name, each in registered.items() if each.generations}
-        waiting = connection.execute(sql["waiting"], {**sequencer, "most": MAX_COUNTED})
+        waiting = store.execute("waiting", {**sequencer, "most": MAX_COUNTED})
         readers = {(consumer, channel) for consumer, channel, *_ in progress if channel in resharded}
         return _Tables(
             sequencer,
@@ -170,12 +169,12 @@ def _read_postgres(connection: Connection, scope: Scope) -> _Tables:
             },
             bounds,
             progress,
-            {reader: find_unpassed(connection, scope, *reader) for reader in readers},
-            last_runs(connection, scope),
-            read_faults(connection, scope),
-            read_pauses(connection, scope),
-            tuple(RegisteredSchedule(*row) for row in connection.execute(sql["schedules"], binary=True)),
-            read_sessions(connection, scope) if sequencer["has_sessions"] else (),
+            {reader: find_unpassed(store, *reader) for reader in readers},
+            last_runs(store),
+            read_faults(store),
+            read_pauses(store),
+            tuple(RegisteredSchedule(*row) for row in store.execute("schedules", binary=True)),
+            read_sessions(store) if sequencer["has_sessions"] else (),
         )
 
 

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
 
 from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
-from penstock.database.connections import Connection, fetch
+from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
 from penstock.display import format_count
 from penstock.errors import PrivilegeMissing, Unknown
 from penstock.operating.consumers import how_to_go_on
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
-from penstock.records import DEFAULT_SCOPE, Place, RecordId, Scope
+from penstock.records import Place, RecordId
 
 
 def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWriter]) -> Diagnosis:
@@ -269,15 +268,15 @@ class KeySearch:
         return f"the key {self.key!r}" + (f" among those from {self.since} on" if self.since > 1 else "")
 
 
-def search_key(connection: Connection, key: str, within_s: float, *, scope: Scope = DEFAULT_SCOPE) -> KeySearch:
+def search_key(store: Store, key: str, within_s: float) -> KeySearch:
     """Looks for the newest records of a key from the last record back, as far as it comes in a time; the last step may take as long."""
     ids: list[RecordId] = []
     began, step = monotonic(), FIRST_IDS
-    look_up = partial(fetch, connection, scope, doing="looking for a key")
-    [(until,)] = look_up("penstock.operating.tracing.newest_id")
+    doing = "looking for a key"
+    until = store.value("newest_id", doing=doing)
     while until > 0 and len(ids) < MAX_OF_KEY:
         values = {"key": key, "after": max(0, until - step), "until": until, "most": MAX_OF_KEY - len(ids)}
-        ids += [RecordId(id_) for (id_,) in look_up("penstock.operating.tracing.ids_of_key_between", values=values)]
+        ids += [RecordId(id_) for (id_,) in store.rows("ids_of_key_between", values, doing=doing)]
         until, step = values["after"], 2 * step
         if monotonic() - began > within_s:
             break
@@ -289,16 +288,10 @@ Wanted = RecordId | Place | str | KeySearch
 
 
 def trace(
-    connection: Connection,
-    client: RedisClient,
-    wanted: Wanted,
-    *,
-    channel: str | None = None,
-    most: int = MAX_OF_KEY,
-    scope: Scope = DEFAULT_SCOPE,
+    store: Store, client: RedisClient, wanted: Wanted, *, channel: str | None = None, most: int = MAX_OF_KEY
 ) -> tuple[Story, ...]:
     """The story of a record, or of the newest records of a key, oldest first."""
-    reader = StoryReader(connection, client, scope)
+    reader = StoryReader(store, client)
     stories = _read(reader, wanted, channel, most)
     if not stories:
         raise Unknown(f"nothing is known of {_describe_wanted(wanted)}. Why: penstock explain")
@@ -306,19 +299,13 @@ def trace(
 
 
 def explain(
-    connection: Connection,
-    client: RedisClient,
-    wanted: Wanted,
-    *,
-    channel: str | None = None,
-    with_query: bool = False,
-    scope: Scope = DEFAULT_SCOPE,
+    store: Store, client: RedisClient, wanted: Wanted, *, channel: str | None = None, with_query: bool = False
 ) -> Diagnosis:
     """The first cause that keeps a record from its next step.
 
     Of a key, the oldest of its newest records that has not taken effect everywhere is explained, or else the newest.
     """
-    reader = StoryReader(connection, client, scope)
+    reader = StoryReader(store, client)
     # Before the records: one that is committed in between is then found.
     writers = reader.read_writers(with_query=with_query)
     stories = _read(reader, wanted, channel, MAX_OF_KEY)
@@ -331,8 +318,8 @@ def explain(
     if isinstance(wanted, int):
         if situation.drawn is None:
             raise PrivilegeMissing(
-                f"this role may not see which ids were drawn: GRANT SELECT ON SEQUENCE {scope.schema}.staged_records_id_seq TO it, or "
-                f"connect as a member of {scope.schema}_viewer"
+                f"this role may not see which ids were drawn: GRANT SELECT ON SEQUENCE {store.scope.schema}.staged_records_id_seq TO it, or "
+                f"connect as a member of {store.scope.schema}_viewer"
             )
         return explain_unseen(wanted, situation, writers)
     if writers:

@@ -15,16 +15,16 @@ from penstock.channels.refusals import WriteRefusal, find_refusal
 from penstock.channels.routing import log_keys
 from penstock.consuming.checkpoints import UnpassedShard, find_unpassed
 from penstock.consuming.letter_retry import find_later
-from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import Pause, read_pauses
-from penstock.database.statements import name_shards, quote, statements
+from penstock.database.statements import name_shards, quote
+from penstock.database.store import Store
 from penstock.declaring.kinds import Traits, get_traits
 from penstock.errors import AppendRefused, Refused, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import journal_bounds
 from penstock.operating.consumers import ReaderKind, find_kind
 from penstock.operating.worker_sessions import WorkerSession, read_sessions
-from penstock.records import Offset, Place, RecordId, Scope, Shard, ShardName
+from penstock.records import Offset, Place, RecordId, Shard, ShardName
 
 BUSY_S = 1.0
 """Seconds after which a session of a consumer is a cause: somebody asks about this record."""
@@ -216,9 +216,8 @@ class Situation:
 class StoryReader:
     """Reads records of one pipeline."""
 
-    def __init__(self, connection: Connection, client: RedisClient, scope: Scope) -> None:
-        self._connection, self._client, self._scope = connection, client, scope
-        self._sql = statements(__package__, scope.schema)
+    def __init__(self, store: Store, client: RedisClient) -> None:
+        self._store, self._client = store, client
 
     def find_ids(self, key: str, channel: str | None, most: int) -> list[RecordId]:
         """The newest kept records of a key, the oldest of them first."""
@@ -234,8 +233,8 @@ class StoryReader:
 
     def read(self, record: RecordId) -> Story | None:
         """The story of a record; None if nothing of it is visible."""
-        with postgres_errors("tracing a record"), self._connection.transaction():
-            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        with self._store.transaction("tracing a record"):
+            self._store.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             story = self._read_place(record)
             if story is None:
                 return None
@@ -244,10 +243,9 @@ class StoryReader:
             rows = self._rows("readers", names)
             trace_id = self._read_trace_id(record)
             notes = self._rows("job_notes", {"id": record}) if get_traits(kind).has_jobs else ()
-            pauses = read_pauses(self._connection, self._scope)
+            pauses = read_pauses(self._store)
             unpassed = {
-                row[0]: find_unpassed(self._connection, self._scope, row[0], story.channel)
-                for row in (rows if is_resharded else ())
+                name: find_unpassed(self._store, name, story.channel) for name, *_ in (rows if is_resharded else ())
             }
         found = {"kind": kind, "is_known": is_known, "stopped": stopped, "is_retired": is_retired, "trace_id": trace_id}
         story = replace(story, **found)
@@ -261,7 +259,7 @@ class StoryReader:
         return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
 
     def _read_trace_id(self, record: RecordId) -> str | None:
-        tables = {"staged": self._table, "letters": quote(self._scope.schema, "dead_letters")}
+        tables = {"staged": self._table, "letters": quote(self._store.scope.schema, "dead_letters")}
         [(may_read,)] = self._rows("may_read_headers", tables)
         return next((found for (found,) in self._rows("trace_id", {"id": record})), None) if may_read else None
 
@@ -283,7 +281,7 @@ class StoryReader:
         if story.offset is None or story.kind is None:
             return story
         try:
-            [extent] = extents(self._client, self._scope.namespace, [story.shard_name]).values()
+            [extent] = extents(self._client, self._store.scope.namespace, [story.shard_name]).values()
             story = replace(story, published=extent.tail, first=extent.first if story.traits.keeps_records else None)
             story = self._find(story, waiting)
         except AppendRefused as error:
@@ -294,7 +292,7 @@ class StoryReader:
         refusal = None
         if not story.is_published:
             with suppress(ServerUnavailable):
-                refusal = find_refusal(self._client, log_keys(self._scope.namespace, story.shard_name).stream)
+                refusal = find_refusal(self._client, log_keys(self._store.scope.namespace, story.shard_name).stream)
         return replace(story, refusal=refusal)
 
     def _find(self, story: Story, waiting: list[Any]) -> Story:
@@ -310,40 +308,41 @@ class StoryReader:
         # A job may be in Redis before the position is.
         if story.key is None or not (story.is_published or story.traits.has_jobs):
             return story
-        where = self._client, self._scope.namespace, story.shard_name
+        where = self._client, self._store.scope.namespace, story.shard_name
         found = get_kind(story.kind).find(*where, story.id, story.key, story.staged_at)
         return story if found is None else replace(story, state=found[0], why=found[1])
 
     def read_situation(self) -> Situation:
         """Facts that hold for all records."""
         with postgres_errors("reading the last tick"):
-            bounds = journal_bounds(self._connection, self._scope)
+            bounds = journal_bounds(self._store)
             firsts = [first for first, _ in bounds.values()]
             values = {"table": self._table, **name_shards(bounds), "firsts": firsts}
             rows = self._rows("situation", values)
         if not rows:
-            raise SchemaMissing(f"schema {self._scope.schema} has no tick: penstock init")
-        return replace(Situation(*rows[0]), sessions=read_sessions(self._connection, self._scope, BUSY_S))
+            raise SchemaMissing(f"schema {self._store.scope.schema} has no tick: penstock init")
+        return replace(Situation(*rows[0]), sessions=read_sessions(self._store, BUSY_S))
 
     def read_writers(self, *, with_query: bool = False) -> tuple[OpenWriter, ...]:
         """The transactions that have written into staged records and are not committed, the oldest first."""
         found = {"table": self._table, "with_query": with_query}
-        with postgres_errors("reading open transactions"):
-            rows = self._rows("open_writers", found)
+        rows = self._store.rows("open_writers", found, binary=True, doing="reading open transactions")
         return tuple(OpenWriter(*row) for row in rows)
 
     @property
     def _table(self) -> str:
-        return quote(self._scope.schema, "staged_records")
+        return quote(self._store.scope.schema, "staged_records")
 
     def _named(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Rows whose columns have the names of a story's attributes."""
-        with postgres_errors("tracing a record"), self._connection.cursor(binary=True, row_factory=dict_row) as cursor:
-            return cursor.execute(self._sql[name], values).fetchall()
+        with (
+            postgres_errors("tracing a record"),
+            self._store.connection.cursor(binary=True, row_factory=dict_row) as cursor,
+        ):
+            return cursor.execute(self._store[name], values).fetchall()
 
     def _rows(self, name: str, values: Mapping[str, Any]) -> list[Row]:
-        with postgres_errors("tracing a record"):
-            return self._connection.execute(self._sql[name], values, binary=True).fetchall()
+        return self._store.rows(name, values, binary=True, doing="tracing a record")
 
 
 def _make_attempt(found: dict[str, Any]) -> JobAttempt:

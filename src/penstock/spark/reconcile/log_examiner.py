@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.channels.log.stream_entries import NAMES
+from penstock.database.store import Store
 from penstock.records import Scope, ShardName
 from penstock.spark.reconcile.spark_comparer import partitions_for, task_errors
 from penstock.spark.releases import to_arrow_schema
@@ -108,9 +109,9 @@ def _count_overtaken(places: DataFrame) -> int:
 def _read_range(database_url: str, redis_url: str, scope: Scope, part: VerificationRange) -> Iterator[pa.RecordBatch]:
     """Reads the log and Postgres in a task, and compares them there: positions and findings."""
     warm()
-    connection, client = postgres(database_url), redis_client(redis_url)
-    for wanted in divide(part, offsets_a_read(connection, scope, part)):
-        expected, wrong = examine_range(connection, client, scope, wanted)
+    store, client = Store(postgres(database_url), scope), redis_client(redis_url)
+    for wanted in divide(part, offsets_a_read(store, part)):
+        expected, wrong = examine_range(store, client, wanted)
         rows = [*map(partial(_to_position, wanted.shard), expected), *map(_to_finding, wrong)]
         yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 

@@ -16,9 +16,9 @@ from penstock.channels.log.follower import POLL_S as LOG_POLL_S
 from penstock.channels.log.streams import extents
 from penstock.channels.routing import log_keys
 from penstock.channels.server import redis_errors
-from penstock.database.connections import fetch
 from penstock.database.registry import registered_channels
 from penstock.database.statements import name_shards, statements
+from penstock.database.store import Store
 from penstock.errors import InvalidSetting, SchemaMissing, ServerUnavailable
 from penstock.journal.journal_reader import journal_bounds
 from penstock.records import BEGINNING, Offset, OffsetRange, Shard, ShardName
@@ -90,8 +90,7 @@ class RecordStore(ABC):
         if not self.options.knows_database():
             return {}
         since = {**name_shards(times), "since_us": [us - CLOCK_MARGIN_US for us in times.values()]}
-        connection, scope = postgres(self.options.database()), self.options.scope
-        rows = fetch(connection, scope, "penstock.spark.sources.sequenced_since", "reading the journal", since)
+        rows = open_store(self.options).rows("sequenced_since", since, doing="reading the journal")
         return {
             ShardName(channel, Shard(shard)): None if first is None else Offset(first)
             for channel, shard, oldest, first in rows
@@ -107,7 +106,7 @@ def read_shards(options: ServerOptions, subscription: Subscription, shards: int 
         raise InvalidSetting(
             f"{options.source}: give option shards, or databaseUrl (PENSTOCK_DATABASE_URL), to look their number up in Postgres"
         )
-    registered = registered_channels(postgres(options.database()), options.scope).values()
+    registered = registered_channels(open_store(options)).values()
     return subscription.resolve(
         options.source,
         {
@@ -300,8 +299,7 @@ class JournalStore(RecordStore):
 
         The driver uses COPY, which is fast but takes no parameters.
         """
-        sql = statements("penstock.spark.sources", self.options.scope.schema)
-        return sql["records_in_range"].decode() % {
+        return statements(self.options.scope.schema)["records_in_range"].decode() % {
             "channel": f"'{shard.channel}'",
             "shard": int(shard.shard),
             "first": int(first),
@@ -310,9 +308,14 @@ class JournalStore(RecordStore):
         }
 
 
+def open_store(options: ServerOptions) -> Store:
+    """The pipeline's tables, on the connection of this process."""
+    return Store(postgres(options.database()), options.scope)
+
+
 def read_bounds(options: ServerOptions, shards: Collection[ShardName]) -> dict[ShardName, OffsetRange]:
     """The journal's first offset and its last, of each shard."""
-    bounds = journal_bounds(postgres(options.database()), options.scope, shards)
+    bounds = journal_bounds(open_store(options), shards)
     return {shard: OffsetRange(shard, first, last) for shard, (first, last) in bounds.items()}
 
 
@@ -397,7 +400,7 @@ class LogStore(RecordStore):
         if not self.options.knows_database():
             return frozenset()
         try:
-            registered = registered_channels(postgres(self.options.database()), self.options.scope)
+            registered = registered_channels(open_store(self.options))
         except SchemaMissing:  # a log that was written without Postgres
             return frozenset()
         return frozenset(n for n, each in registered.items() if each.redis_memory is not None)

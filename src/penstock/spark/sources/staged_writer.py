@@ -21,6 +21,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 from penstock.database.connections import Connection, TableConnection, connect_postgres
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
+from penstock.database.store import Store
 from penstock.declaring.kinds import MAX_PAYLOAD_BYTES, LogChannel, checked_channel
 from penstock.errors import InvalidRecord, InvalidSetting, Unknown
 from penstock.parsing import parse_json
@@ -121,7 +122,7 @@ class _Stager:
     def _find_logs(self, max_bytes: int | None) -> dict[str, LogChannel]:
         """The registered logs that rows may be staged for."""
         with connect_postgres(self._url, application="spark stage") as connection:
-            registered = registered_channels(connection, self._scope)
+            registered = registered_channels(Store(connection, self._scope))
         logs = {
             name: LogChannel(name, shards=found.shards, max_bytes=max_bytes or MAX_PAYLOAD_BYTES)
             for name, found in registered.items()

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.database.connections import WorkerConnection, fetch
-from penstock.database.driver_errors import postgres_errors
-from penstock.database.statements import name_shards, statements
+from penstock.database.statements import name_shards
+from penstock.database.store import Store
 from penstock.errors import Fenced
 from penstock.records import Shard, ShardName
 from penstock.spark.releases import HAS_ADMISSION_CONTROL
@@ -30,13 +29,12 @@ class RegisteredPosition:
         assert options.consumer is not None
         self._options = options
         self._name = PREFIX + options.consumer
-        self._sql = statements("penstock.spark.sources", options.scope.schema)
         self._known: Positions | None = None
 
     def read(self) -> Positions:
         """The registered positions; empty for a new name."""
         doing, values = f"reading the position of {self._name}", {"consumer": self._name}
-        rows = fetch(self._connection, self._options.scope, "penstock.spark.sources.read_positions", doing, values)
+        rows = self._store.rows("read_positions", values, doing=doing)
         return {ShardName(channel, Shard(shard)): offset for channel, shard, offset in rows}
 
     def follow(self, positions: Positions) -> None:
@@ -52,20 +50,20 @@ class RegisteredPosition:
         self._known = dict(positions)
 
     def _register(self, positions: Positions) -> None:
-        lock = statements("penstock.database", self._options.scope.schema)["lock_channel"]
-        connection = self._connection
-        with postgres_errors(f"registering {self._name}"), connection.transaction():
+        store = self._store
+        with store.transaction(f"registering {self._name}"):
             # Retention takes the same lock, so it does not remove what the position has just pointed at.
             for channel in sorted({shard.channel for shard in positions}):
-                connection.execute(lock, {"channel": channel})
-            connection.execute(self._sql["register_positions"], self._rows(positions))
+                store.execute("lock_channel", {"channel": channel})
+            store.execute("register_positions", self._rows(positions))
 
     def _move(self, before: Positions, positions: Positions) -> None:
         moved = {shard: at for shard, at in positions.items() if at != before[shard]}
-        with postgres_errors(f"moving the position of {self._name}"):
-            changed = self._connection.execute(
-                self._sql["move_positions"], {**self._rows(moved), "expected": [before[shard] for shard in moved]}
-            ).rowcount
+        changed = self._store.execute(
+            "move_positions",
+            {**self._rows(moved), "expected": [before[shard] for shard in moved]},
+            doing=f"moving the position of {self._name}",
+        ).rowcount
         if changed != len(moved):
             raise Fenced(
                 f"{self._options.source}: another query moves the position of consumer {self._options.consumer!r}, or it was "
@@ -76,8 +74,8 @@ class RegisteredPosition:
         return {"consumer": self._name, **name_shards(positions), "positions": list(positions.values())}
 
     @property
-    def _connection(self) -> WorkerConnection:
-        return postgres(self._options.database())
+    def _store(self) -> Store:
+        return Store(postgres(self._options.database()), self._options.scope)
 
 
 @dataclass(frozen=True, slots=True)
