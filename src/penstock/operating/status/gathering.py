@@ -54,17 +54,17 @@ def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) 
     log = redis.ask_extents(shards)
     damage, tables = dict(redis.damage), _read_postgres(store)
     declared = None if pipeline is None else pipeline.channels
-    known = {**(declared or {}), **tables.registered}
+    channels = {**(declared or {}), **tables.registered}
     of_kind: dict[str, list[ShardName]] = defaultdict(list)
-    for each in shards:
-        of_kind[known[each.channel].kind if each.channel in known else "unknown"].append(each)
+    for shard in shards:
+        of_kind[channels[shard.channel].kind if shard.channel in channels else "unknown"].append(shard)
     elsewhere = redis.ask_extents(_find_elsewhere(tables))
     limited = [s for s in log if s.channel in tables.registered and tables.registered[s.channel].redis_memory]
     memory = redis.ask(memory_used, limited)
     sequencer = tables.sequencer
-    held = {name: redis.ask(kind.inspect, of_kind[name], sequencer["now_s"]) for name, kind in KINDS.items()}
+    contents = {name: redis.ask(kind.inspect, of_kind[name], sequencer["now_s"]) for name, kind in KINDS.items()}
     redis.note_refusal()
-    found = _Shards(tables, declared, log, damage, memory, held)
+    view = _Shards(tables, declared, log, damage, memory, contents)
     return Status(
         store.scope.schema,
         epoch=sequencer["epoch"],
@@ -72,8 +72,8 @@ def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) 
         tick_s=sequencer["tick_s"],
         redis=redis.trouble,
         faults=tables.faults,
-        channels=tuple(found.build_channel(name, sorted(numbers)) for name, numbers in sorted(found.numbers().items())),
-        consumers=_build_consumers(found, elsewhere, pipeline),
+        channels=tuple(view.build_channel(name, sorted(numbers)) for name, numbers in sorted(view.numbers().items())),
+        consumers=_build_consumers(view, elsewhere, pipeline),
         reconciliations=tables.runs,
         oldest_transaction=None
         if sequencer["pid"] is None
@@ -188,13 +188,13 @@ class _Redis:
     damage: dict[ShardName, str] = field(default_factory=dict)
 
     def ask(
-        self, read: Callable[..., Mapping[ShardName, Answer]], shards: list[ShardName], *more: Any
+        self, read: Callable[..., Mapping[ShardName, Answer]], shards: list[ShardName], *extra: Any
     ) -> Mapping[ShardName, Answer]:
         """The answers of the shards."""
         if self.trouble is not None or not shards:
             return {}
         try:
-            return read(self.client, self.scope.namespace, shards, *more)
+            return read(self.client, self.scope.namespace, shards, *extra)
         except (ServerUnavailable, AppendRefused) as error:
             self.trouble = str(error)
             return {}
@@ -224,13 +224,13 @@ class _Redis:
 
 def _find_elsewhere(tables: _Tables) -> list[ShardName]:
     """The shards of sources that consumers of this database read: neither registered here nor in this journal."""
-    here = {*tables.registered, *(shard.channel for shard in tables.bounds)}
-    found = {
+    local = {*tables.registered, *(shard.channel for shard in tables.bounds)}
+    remote = {
         ShardName(channel, Shard(shard))
         for _, channel, shard, *_ in tables.progress
-        if "@" in channel and channel not in here
+        if "@" in channel and channel not in local
     }
-    return sorted(found)
+    return sorted(remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +246,20 @@ class _Shards:
 
     def numbers(self) -> dict[str, set[int]]:
         """The shard numbers of every channel that any source knows."""
-        known = (*(self.declared or {}).values(), *self.tables.registered.values())
-        numbers: dict[str, set[int]] = {channel.name: set() for channel in known}
-        named = (shard for channel in known for shard in channel.shard_names)
-        for shard in (*self.tables.waiting, *self.tables.bounds, *self.log, *self.damage, *named):
+        channels = (*(self.declared or {}).values(), *self.tables.registered.values())
+        numbers: dict[str, set[int]] = {channel.name: set() for channel in channels}
+        declared = (shard for channel in channels for shard in channel.shard_names)
+        for shard in (*self.tables.waiting, *self.tables.bounds, *self.log, *self.damage, *declared):
             numbers.setdefault(shard.channel, set()).add(shard.shard)
         return numbers
 
     def build_channel(self, name: str, numbers: list[int]) -> ChannelStatus:
         registered = self.tables.registered.get(name)
-        known = registered or (self.declared or {}).get(name)
-        names = frozenset(() if known is None else known.shard_names)
+        channel = registered or (self.declared or {}).get(name)
+        names = frozenset(() if channel is None else channel.shard_names)
         return ChannelStatus(
             name,
-            "unknown" if known is None else known.kind,
+            "unknown" if channel is None else channel.kind,
             None if registered is None else registered.keep.total_seconds(),
             None if registered is None else registered.redis_memory,
             declared=None if self.declared is None else name in self.declared,
@@ -277,7 +277,7 @@ class _Shards:
         entries, damage = extent if ick is None and queue is None else None, self.damage.get(name)
         if extent is not None and extent.tail > sequenced:
             damage = f"the log ends at offset {extent.tail}, the journal at {sequenced}; see penstock doctor"
-        held = ick or queue
+        contents = ick or queue
         return ShardStatus(
             shard=name.shard,
             staged=count,
@@ -292,7 +292,7 @@ class _Shards:
             ick=ick,
             queue=queue,
             in_postgres=in_postgres,
-            damage=damage if held is None or held.damage is None else held.damage,
+            damage=damage if contents is None or contents.damage is None else contents.damage,
             unknown=not is_known,
         )
 
@@ -308,23 +308,23 @@ class _Shards:
 
 
 def _build_consumers(
-    found: _Shards, elsewhere: Mapping[ShardName, Extent], pipeline: Pipeline | None
+    view: _Shards, elsewhere: Mapping[ShardName, Extent], pipeline: Pipeline | None
 ) -> tuple[ConsumerStatus, ...]:
-    tables, log = found.tables, found.log
+    tables, log = view.tables, view.log
     shards: dict[tuple[str, str], list[ConsumerShard]] = defaultdict(list)
     logs = {name for name, channel in tables.registered.items() if channel.traits.keeps_records}
     kinds: dict[tuple[str, str], ReaderKind] = {}
     for consumer, channel, *columns, is_reported in tables.progress:
         kinds[consumer, channel] = find_kind(consumer, is_reported=is_reported)
         name = ShardName(channel, Shard(columns[0]))
-        read = found.find_lag(name, ConsumerShard(*columns))
+        read = view.find_lag(name, ConsumerShard(*columns))
         if (extent := elsewhere.get(name)) is not None:  # the journal is in another database
             read = replace(read, lag=max(0, extent.tail - read.checkpoint))
         elif channel in logs and (extent := log.get(name)) and read.lag and extent.first - 1 > read.checkpoint:
             read = replace(read, evicted=min(read.lag, extent.first - 1 - read.checkpoint))
-        before = tables.unpassed.get((consumer, channel))
-        if before is not None and before.blocks(read.shard) and read.lag and not read.unread:
-            read = replace(read, waiting=read.waiting or before.explain(channel))
+        predecessor = tables.unpassed.get((consumer, channel))
+        if predecessor is not None and predecessor.blocks(read.shard) and read.lag and not read.unread:
+            read = replace(read, waiting=read.waiting or predecessor.explain(channel))
         shards[consumer, channel].append(read)
     return tuple(
         ConsumerStatus(

@@ -169,8 +169,12 @@ class Status:
 
     def find_sessions(self, consumer: ConsumerStatus) -> list[WorkerSession]:
         """The sessions of a consumer that make no progress, those first that wait for a lock."""
-        own = [each for each in self.sessions if each.belongs_to(consumer.consumer) and consumer.kind == "consumer"]
-        return sorted(own, key=lambda each: each.kind != "blocked")
+        sessions = [
+            session
+            for session in self.sessions
+            if session.belongs_to(consumer.consumer) and consumer.kind == "consumer"
+        ]
+        return sorted(sessions, key=lambda session: session.kind != "blocked")
 
     @property
     def halted(self) -> tuple[tuple[str, ShardName, str], ...]:
@@ -186,8 +190,10 @@ class Status:
         """True if it has dead letters that come before what a halted shard goes on with: those of a log."""
         logs = {channel.channel for channel in self.channels if get_traits(channel.kind).keeps_records}
         return any(
-            shard.dead_letters and each.consumer == consumer and (each.channel in logs or "@" in each.channel)
-            for each, _, shard in _each_shard(self.consumers)
+            shard.dead_letters
+            and consumer_status.consumer == consumer
+            and (consumer_status.channel in logs or "@" in consumer_status.channel)
+            for consumer_status, _, shard in _each_shard(self.consumers)
         )
 
     @property
@@ -204,8 +210,8 @@ class Status:
             if shard.unknown
         )
         without_checkpoint = (
-            (name, shard.lag, f"consumer {each.consumer} has no checkpoint in it")
-            for each, name, shard in _each_shard(self.consumers)
+            (name, shard.lag, f"consumer {consumer.consumer} has no checkpoint in it")
+            for consumer, name, shard in _each_shard(self.consumers)
             if shard.unread
         )
         return (*unknown, *without_checkpoint)
@@ -227,4 +233,4 @@ class Status:
 
 def _each_shard(owners: Iterable[Any]) -> Iterator[tuple[Any, ShardName, Any]]:
     """The shards of channels, or of consumers: whose, its name, itself."""
-    return ((each, ShardName(each.channel, Shard(shard.shard)), shard) for each in owners for shard in each.shards)
+    return ((owner, ShardName(owner.channel, Shard(shard.shard)), shard) for owner in owners for shard in owner.shards)
