@@ -369,7 +369,7 @@ class Queues:
         if first:
             self._tenants[shard] = first[-1][2]  # as far as their bytes went
         given = self._refill_rows(shard, first, was_refused=True)
-        able = [row[2] for row in first if row[0] in given or row[1] is None]
+        able = [tenant for record, id_, tenant, *_ in first if record in given or id_ is None]
         more = self._read_refused(shard, able, REFILL_A_TENANT) if able else []
         return len(given) + len(self._refill_rows(shard, more, was_refused=True))
 
@@ -383,8 +383,8 @@ class Queues:
         """Gives Redis waiting records; returns which it has taken.  Of one that was refused before, that is known."""
         if not rows:
             return set()
-        done = [row[0] for row in rows if row[1] is None]
-        batch = apart(shard, self._epoch, (row[1:] for row in rows if row[1] is not None))
+        done = [record for record, id_, *_ in rows if id_ is None]
+        batch = apart(shard, self._epoch, (message for _, *message in rows if message[0] is not None))
         written = self._write(batch)
         if isinstance(written.reply, Unusable):
             raise written.reply.error
@@ -422,7 +422,7 @@ class Queues:
             "holders": [find_number(each.holder.encode()) for each in duplicates],
             "in_window": [each.in_window for each in duplicates],
         }
-        return {row[0] for row in self._rows("finish_duplicates", shard, values)}
+        return {record for (record,) in self._rows("finish_duplicates", shard, values)}
 
     def _put_refused(self, shard: ShardName, results: Sequence[Result], tenants: Sequence[str | None]) -> None:
         if results:

@@ -240,8 +240,13 @@ def tick_within(store: Store) -> Tick:
     return Tick(number, 0, done.epoch, server_start_us=done.server_start_us)
 
 
+# The columns of ``sequence_committed``: tick, epoch, server start; then of a shard: channel, shard, tail, number of records;
+# then of a record that is returned inline: offset, values.
+_SHARD, _OFFSET, _VALUES = itemgetter(3, 4, 5, 6), itemgetter(7), itemgetter(slice(8, None))
+
+
 def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
-    """Reads the rows of ``sequence_committed``: tick, epoch, server; channel, shard, tail, records; offset; a record's values."""
+    """Reads the rows of ``sequence_committed``."""
     if not rows:
         raise UnsafeSetting(_NO_TICK.format(schema=scope.schema))
     number, epoch, started, *_ = rows[0]
@@ -249,16 +254,16 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
     tails: dict[ShardName, Offset] = {}
     firsts: dict[ShardName, Offset] = {}
     inline: list[Batch] = []
-    for (channel, shard, tail, records), group in groupby(rows, key=itemgetter(3, 4, 5, 6)):
+    for (channel, shard, tail, records), group in groupby(rows, key=_SHARD):
         if channel is None:
             continue
         name = ShardName(channel, Shard(shard))
         sequenced += records
         tails[name], firsts[name] = tail, Offset(tail - records + 1)
         # In offset order, so whatever exceeds the byte limit is missing at the end.
-        if rows_inline := [row for row in group if row[7] is not None]:
-            columns = Columns.pack([row[8:] for row in rows_inline])
-            inline.append(Batch(name, epoch, rows_inline[0][7], begins=False, columns=columns))
+        if offsets := {_OFFSET(row): _VALUES(row) for row in group if _OFFSET(row) is not None}:
+            columns = Columns.pack([*offsets.values()])
+            inline.append(Batch(name, epoch, next(iter(offsets)), begins=False, columns=columns))
     return Tick(number, sequenced, epoch, tails, firsts, inline, started)
 
 

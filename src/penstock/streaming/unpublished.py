@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Container, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
+from psycopg.rows import args_row
 
 from penstock.batches.columns import COLUMNS, Columns
 from penstock.channels.batch_outcomes import Batch
@@ -21,7 +22,7 @@ from penstock.database.connections import pipelined
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.store import Store
 from penstock.errors import DamagedJournal
-from penstock.records import BEGINNING, Epoch, Offset, ShardName
+from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
 
 BATCH_RECORDS = 500
 """Most records per batch: appending that many keeps Redis busy for about 2 ms."""
@@ -42,7 +43,28 @@ _DATA = COLUMNS.index("data")
 
 _Item = TypeVar("_Item")
 
-Cursor = psycopg.Cursor[tuple[Any, ...]]
+
+class JournaledBatch(NamedTuple):
+    """The row of ``unpublished`` and ``unpublished_checked``: what the journal has after a tail, as columns of lines."""
+
+    first: Offset
+    last: Offset
+    records: int
+    beyond_hole: Offset | None  # the first offset that does not follow the one before
+    gone: int  # number of records that are gone from staged_records
+    first_gone: RecordId | None  # id of the first of them
+    first_id: RecordId
+    first_us: int
+    ids: bytes
+    keys: bytes
+    actions: bytes
+    objects: bytes
+    data: bytes
+    headers: bytes
+    times: bytes
+
+
+Cursor = psycopg.Cursor[JournaledBatch]
 
 
 def keep_memory(store: Store) -> None:
@@ -77,7 +99,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
         allowed = PACKED_RECORDS if shard.channel in packed else most
         records = min(allowed, fitting.get(shard, allowed))
         limits = {"records": min(records, target[shard] - after), "bytes": BATCH_BYTES}
-        cursor = store.connection.cursor()
+        cursor = store.connection.cursor(row_factory=args_row(JournaledBatch))
         cursor.adapters.register_loader("text", _BytesLoader)  # they are passed on as they come
         statement = store["unpublished_checked" if shard in checked else "unpublished"]
         return shard, after, limits["records"], cursor.execute(statement, {**arguments, **limits})
@@ -104,10 +126,12 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
             if (row := cursor.fetchone()) is None and shard not in checked:
                 checked.add(shard)  # its next batches probably are not as usual either
                 row = request(shard, after)[3].fetchone()
-            if row is not None and row[2] < records:
-                fitting[shard] = max(1, row[2] * 9 // 10)  # of large payloads, for which the next batch is to have room
+            if row is not None and row.records < records:
+                fitting[shard] = max(
+                    1, row.records * 9 // 10
+                )  # of large payloads, for which the next batch is to have room
                 checked.discard(shard)
-            elif row is not None and shard in fitting and len(row[-3]) < BATCH_BYTES // ROOMY:
+            elif row is not None and shard in fitting and len(row.data) < BATCH_BYTES // ROOMY:
                 fitting[shard] = 2 * records
             found: list[Batch] = []
             with leaving_out(shard, on_unusable):
@@ -126,45 +150,45 @@ class _BytesLoader(Loader):
         return bytes(data)
 
 
-def _is_behind_hole(store: Store, shard: ShardName, after: Offset, row: tuple[Any, ...] | None) -> bool:
+def _is_behind_hole(store: Store, shard: ShardName, after: Offset, row: JournaledBatch | None) -> bool:
     """True if a batch begins later than the tail although the journal has what comes before it."""
-    if row is None or row[0] == after + 1:
+    if row is None or row.first == after + 1:
         return False
     where = {"channel": shard.channel, "shard": shard.shard, "tail": after}
     return bool(store.value("journal_goes_back", where))
 
 
 def _check(
-    shard: ShardName, after: Offset, row: tuple[Any, ...] | None, target: Offset, *, may_be_gone: bool
-) -> tuple[Any, ...]:
+    shard: ShardName, after: Offset, row: JournaledBatch | None, target: Offset, *, may_be_gone: bool
+) -> JournaledBatch:
     """The row of a batch, if the journal has all of it."""
     if row is None:
         raise DamagedJournal(
             f"{shard} offset {after + 1}…{target}: these rows of the journal are gone. They were deleted by something other "
             "than Penstock; the records that they named are not published. See penstock doctor; then: penstock reset epoch"
         )
-    first, last, count, beyond_hole, gone, first_gone, *_ = row
-    if gone and not may_be_gone:
+    if row.gone and not may_be_gone:
         raise DamagedJournal(
-            f"{shard} offset {first}…{last}: the journal names records that are gone from staged_records "
-            f"({gone}, the first is {first_gone}). They were deleted by something other than Penstock, or Postgres was "
+            f"{shard} offset {row.first}…{row.last}: the journal names records that are gone from staged_records "
+            f"({row.gone}, the first is {row.first_gone}). They were deleted by something other than Penstock, or Postgres was "
             "restored in part; nothing after them in this shard can be published in order. See penstock doctor"
         )
-    if beyond_hole is not None:
+    if row.beyond_hole is not None:
         raise DamagedJournal(
-            f"{shard} offset {first}…{last}: the journal has only {count} records there. Rows of it were deleted by "
-            f"something other than Penstock, before offset {beyond_hole}; nothing after the hole can be published. See penstock doctor"
+            f"{shard} offset {row.first}…{row.last}: the journal has only {row.records} records there. Rows of it were deleted by "
+            f"something other than Penstock, before offset {row.beyond_hole}; nothing after the hole can be published. See penstock doctor"
         )
     return row
 
 
-def _make_batch(shard: ShardName, after: Offset, row: tuple[Any, ...], epoch: Epoch) -> Batch:
-    first, _, count, _, _, _, first_id, first_us, ids, *strings, data, headers, times = row
+def _make_batch(shard: ShardName, after: Offset, row: JournaledBatch, epoch: Epoch) -> Batch:
     # A pretty array has a line a string, and no string of JSON has a line break.
-    texts = [ids, *(array[1:-1].replace(b",\n ", b"\n") for array in strings), data, headers, times]
+    strings = [array[1:-1].replace(b",\n ", b"\n") for array in (row.keys, row.actions, row.objects)]
     # The journal has no holes: if the first record is beyond after + 1, the journal begins there.
-    columns = Columns.of_lines(count, first_id, first_us, texts)
-    return Batch(shard, epoch, Offset(first), begins=first > after + 1, columns=columns)
+    columns = Columns.of_lines(
+        row.records, row.first_id, row.first_us, [row.ids, *strings, row.data, row.headers, row.times]
+    )
+    return Batch(shard, epoch, row.first, begins=row.first > after + 1, columns=columns)
 
 
 def count_missing(target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset]) -> int:
