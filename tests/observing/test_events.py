@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from collections import Counter
 from typing import Any
 
@@ -127,17 +128,19 @@ def test_jobs_are_counted_to_the_last_one_that_ends_while_the_worker_closes(
 ) -> None:
     events: list[Event] = []
     working.observe(events.append)
+    has_begun = threading.Event()  # a job that has not is given back
 
     @working.worker(reads=working.channels["jobs"], name="receipts", attempts=1)  # type: ignore[arg-type]
     def receipts(_: Session, job: Any) -> None:
         if job.data == "poison":
+            has_begun.set()
             raise LookupError
 
     bench.stage(30)
     bench.stage(data="poison")
     worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
     with worker:
-        while len(bench.unfinished) > 1:
+        while len(bench.unfinished) > 1 or not has_begun.is_set():
             worker.round(block_ms=10)
 
     assert total(events) == Counter(applied=30, dead=1)

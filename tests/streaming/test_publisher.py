@@ -17,7 +17,7 @@ from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import AppendRefused, DamagedJournal, Fenced, ForeignLog, HistoryDiverged
 from penstock.journal.journal_reader import journal_tails
-from penstock.records import Epoch, Offset, Record, Scope, ShardName
+from penstock.records import Epoch, Offset, Record, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
@@ -63,7 +63,7 @@ def test_inline_records_are_not_read_again(
     streamer.drain()
     asked: list[dict[ShardName, Offset]] = []
 
-    def nothing_to_read(_: Connection, _scope: Scope, target: Any, tails: Any, **_options: Any) -> Any:
+    def nothing_to_read(_: Store, target: Any, tails: Any, **_options: Any) -> Any:
         asked.append({shard: tails[shard] for shard in target})
         yield from ()
 

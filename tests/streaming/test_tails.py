@@ -14,7 +14,7 @@ from penstock.database.registry import register_channel
 from penstock.database.store import Store
 from penstock.errors import AppendRefused, CodecMissing, DamagedIck, DamagedJournal, ForeignLog, UnpublishableRecord
 from penstock.observer import Observers, ShardStopped
-from penstock.records import DEFAULT_SCOPE, Epoch, Offset, Shard, ShardName
+from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.streaming.publisher import Publisher, SlicePublisher, nearest
 from penstock.streaming.sequencer import tick
 from penstock.streaming.tails import make_unusable
@@ -156,7 +156,7 @@ def test_a_slice_that_fails_leaves_the_target_as_it_was(connection: Connection, 
     connection.execute(STAGE, [5])
     connection.execute(STAGE.replace("'things', 0", "'things', 1"), [5])
     tick(Store(connection))
-    publisher = SlicePublisher(connection, redis_client, DEFAULT_SCOPE, epoch=Epoch(1), most=4)
+    publisher = SlicePublisher(Store(connection), redis_client, epoch=Epoch(1), most=4)
     publisher.refresh()
     redis_client.config_set("maxmemory", "1")
     try:

@@ -88,10 +88,7 @@ CACHES: dict[str, tuple[Callable[..., Any], Calls]] = {
         vary((160_000, 1.0, None), [170_000], [2.0], HANDLERS),
     ),
     "database/statements.directory": (statements.directory, [("lua",), ("migrations",)]),
-    "database/statements.statements": (
-        statements.statements,
-        vary(("penstock.streaming", "a"), ["penstock.database"], ["b"]),
-    ),
+    "database/statements.statements": (statements.statements, [("a",), ("b",)]),
     "database/tables.staged_records": (lambda schema: tables.staged_records(schema).fullname, [("a",), ("b",)]),
     "database/transactions.own_settings": (transactions.own_settings, vary((160_000, None), [170_000], OWN)),
     "database/transactions.table_settings": (transactions.table_settings, [(160_000,), (170_000,)]),

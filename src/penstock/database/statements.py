@@ -59,10 +59,11 @@ def statements(schema: str) -> dict[str, bytes]:
     texts = [file.read_text(encoding="utf-8") for file in _find_files(files("penstock"))]
     quoted = quote(schema)
     parts = [part for text in texts for part in _HEADING.split(text)[1:]]
-    return {
-        name: body.strip().rstrip(";").replace("{schema}", quoted).encode()
-        for name, body in zip(parts[::2], parts[1::2], strict=True)
-    }
+    loaded: dict[str, bytes] = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        assert name not in loaded, f"two statements are named {name}"
+        loaded[name] = body.strip().rstrip(";").replace("{schema}", quoted).encode()
+    return loaded
 
 
 def _find_files(folder: Traversable) -> Iterator[Traversable]:

@@ -323,7 +323,7 @@ def read_plan(store: Store, channel: str) -> Retirement:
         raise unknown_channel(store, channel)
     outstanding = 0
     if get_traits(kind).has_jobs:
-        outstanding = store.value("outstanding_jobs", key)
+        outstanding = store.value("count_outstanding_jobs", key)
     # How many shards a retired channel had is not known any more.
     shards = max(MAX_SHARDS, shards) if kind is None else shards
     return Retirement(channel, kind, shards, records, staged, outstanding, tuple(LeftReader(*row) for row in readers))

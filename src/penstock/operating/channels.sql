@@ -47,7 +47,7 @@ WHERE c.channel = %(channel)s
 GROUP BY c.consumer, c.channel
 ORDER BY c.consumer;
 
--- :name outstanding_jobs
+-- :name count_outstanding_jobs
 -- Records of a queue that are not done.
 SELECT count(*)
 FROM {schema}.staged_records r

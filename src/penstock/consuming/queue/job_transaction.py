@@ -89,12 +89,12 @@ class JobTransaction(HandlerTransaction):
         }
         if results:
             values |= {"with_results": int_array(results), "results": [*results.values()]}
-        name = "finish_jobs_with_results" if results else "finish_jobs"
         with self._connected() as connection:
             crashpoint("jobs.before_commit")
             try:
                 store = self._store(connection)
-                finished = store.connection.execute_alone(store[name], values)
+                statement = store["finish_jobs_with_results" if results else "finish_jobs"]
+                finished = store.connection.execute_alone(statement, values)
             except Exception as error:
                 raise NotApplied(find_outcome(error), error, at_commit=True) from error
         crashpoint("jobs.after_commit")

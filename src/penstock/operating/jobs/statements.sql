@@ -16,10 +16,6 @@ WHERE r.channel = %(channel)s AND r.id > %(after)s AND r.id <= %(newest)s
 ORDER BY r.id
 LIMIT %(limit)s;
 
--- :name newest_id
-SELECT coalesce(max(id), 0)
-FROM {schema}.staged_records;
-
 -- :name cancel
 SELECT count(*) FILTER (WHERE NOT is_running), count(*) FILTER (WHERE is_running)
 FROM {schema}.cancel_jobs(%(channel)s, %(ids)s, NULL, NULL);
