@@ -97,7 +97,7 @@ def test_the_streams_of_a_queue_may_change_and_its_shards_may_not(connection: Co
 
     with pytest.raises(DeclarationError, match="declared as a queue of 2 shards"):
         register_channel(Store(connection), Queue("jobs", shards=2))
-    with pytest.raises(DeclarationError, match="declared as a log of 1 shards"):
+    with pytest.raises(DeclarationError, match="declared as a log of 1 shard,"):
         register_channel(Store(connection), Log("jobs", shards=1))
     assert registered_channels(Store(connection))["jobs"].streams == 3
 

@@ -158,7 +158,7 @@ def test_a_committed_record_without_an_offset_is_found(
 
     finding = only(diagnose(Store(connection), redis_client), "missed records", "error")
 
-    assert "1 committed records have no offset" in finding.message
+    assert "1 committed record without an offset" in finding.message
 
 
 def test_rows_deleted_by_hand_are_found(
@@ -318,7 +318,7 @@ def test_records_that_no_streamer_publishes_are_an_error(
 
     finding = only(diagnose(Store(connection), redis_client, flow), "streamer", "error")
 
-    assert finding.message.startswith("things: 3 committed records wait for the sequencer")
+    assert finding.message.startswith("things: 3 committed records waiting for the sequencer")
     assert "no streamer and no recruit has ticked since they were committed" in finding.message
     assert re.search(r"the last tick with records was \d+ (s|min) ago$", finding.message)
     assert finding.fix.startswith("penstock stream")

@@ -1,11 +1,16 @@
 """What a status says is wrong: each limit one before, at, and one beyond it; without a server."""
 
+import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import penstock
+from penstock.cli.commands.health import _format_troubles
 from penstock.declaring.schedules import LATE_S
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.pipeline_checks import NEARLY_USED, SLOW_S, STALLED_S, judge_status, schedules
@@ -16,6 +21,7 @@ from penstock.operating.status.snapshot import (
     RegisteredSchedule,
     ShardStatus,
     Status,
+    find_ahead,
 )
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming.faults import Faults, IsolatedRecords
@@ -61,9 +67,9 @@ def judge(shard: dict[str, Any], read: dict[str, Any]) -> list[str]:
     ("shard", "read", "says"),
     [
         ({"staged": 1, "staged_s": STALLED_S}, {}, ""),
-        ({"staged": 1, "staged_s": STALLED_S + 1}, {}, "wait for the sequencer"),
+        ({"staged": 1, "staged_s": STALLED_S + 1}, {}, "1 committed record waiting for the sequencer"),
         ({}, {"lag": 1, "lag_s": SLOW_S}, ""),
-        ({}, {"lag": 1, "lag_s": SLOW_S + 1}, "1 record and 61 s behind"),
+        ({}, {"lag": 1, "lag_s": SLOW_S + 1}, "1 record and 1 min behind"),
         ({}, {"lag": 0, "lag_s": SLOW_S + 1}, ""),
         ({}, {"lag": 0, "lag_s": KEEP_S + SLOW_S}, ""),
         ({}, {"lag": 0, "lag_s": KEEP_S + SLOW_S + 1}, "holds back retention"),
@@ -129,12 +135,76 @@ def test_more_processes_are_advised_to_those_whom_they_would_help(
         assert fix.startswith(words)
 
 
-@pytest.mark.parametrize(("late_s", "is_late"), [(0.0, False), (LATE_S, False), (LATE_S + 1, True)])
-def test_a_schedule_is_late_beyond_a_minute(late_s: float, is_late: bool) -> None:  # noqa: FBT001
-    schedule = RegisteredSchedule("nightly", "jobs", "1h", "UTC", None, None, late_s, None, None, "")
-    context: Any = SimpleNamespace(status=SimpleNamespace(schedules=(schedule,)), pipeline=None, scope=DEFAULT_SCOPE)
+@pytest.mark.parametrize(
+    ("late_s", "ahead_s", "says"),
+    [
+        (0.0, 0.0, []),
+        (LATE_S, LATE_S, []),
+        (LATE_S + 60, 0.0, ["nightly has been due for 2 min: no streamer runs"]),
+        (0.0, 9000.0, ["nightly stands still: its next job is 2.5 h after its next time"]),
+    ],
+)
+def test_a_schedule_that_is_late_or_stands_still_is_told_to_the_operator(
+    late_s: float, ahead_s: float, says: list[str]
+) -> None:
+    """By doctor, the console's pages, and ``penstock status``."""
+    schedule = RegisteredSchedule("nightly", "jobs", "1h", "UTC", None, None, late_s, None, None, "", ahead_s)
+    faults = Faults(IsolatedRecords(), (), ())
+    found = Status("penstock", 1, 1, 0.0, None, faults, (), (), (), None, schedules=(schedule,))
+    context: Any = SimpleNamespace(status=found, pipeline=None, scope=DEFAULT_SCOPE)
 
-    assert [("nightly has been due for" in each.message) for each in schedules(context)] == [True] * is_late
+    for told in (
+        [each.message for each in schedules(context)],
+        [each.message for each in judge_status(found)],
+        [line.removeprefix("late: ") for line in _format_troubles(found)],
+    ):
+        assert [text.startswith(words) for text, words in zip(told, says, strict=True)] == [True] * len(says), told
+
+
+NOW = datetime(2026, 11, 29, 12, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("every", "zone", "next_at", "last_at", "ahead_s"),
+    [
+        ("3600s", "UTC", NOW + timedelta(minutes=30), None, 0),
+        ("3600s", "UTC", NOW + timedelta(hours=3.5), None, 3 * 3600),
+        ("3600s", "UTC", NOW + timedelta(hours=1.5), NOW + timedelta(hours=0.5), 0),  # that slot has its job
+        ("3600s", "UTC", NOW - timedelta(hours=1), None, 0),  # late
+        ("3600s", "UTC", None, None, 0),  # ended
+        ("0 3 * * *", "UTC", NOW + timedelta(days=3, hours=14.5), None, 3 * 86_400),
+        ("0 0 31 2 *", "UTC", NOW + timedelta(days=3), None, 0),  # there is no such day
+        ("0 3 * * *", "Mars/Olympus", NOW + timedelta(days=30), None, 0),
+        ("often", "UTC", NOW + timedelta(days=30), None, 0),  # another release's
+    ],
+)
+def test_for_how_long_a_schedule_stands_still(
+    every: str, zone: str, next_at: datetime | None, last_at: datetime | None, ahead_s: float
+) -> None:
+    assert find_ahead(RegisteredSchedule("s", "jobs", every, zone, next_at, last_at, 0, None, None, ""), NOW) == ahead_s
+
+
+COUNTED = "record|shard|attempt|job|letter|key|message|member|row|hole|user|tenant|error|streamer|channel|character"
+
+
+MANY = r"in_a_row|len\(chosen\)|title"
+"""Never 1, or no number."""
+
+
+@pytest.mark.parametrize("package", ["operating", "console", "cli", "consuming", "database"])
+def test_a_number_in_a_text_agrees_with_its_noun(package: str) -> None:
+    """``format_count`` writes them: no "1 attempts"."""
+    plural = re.compile(rf"\{{(?!format_count)([^{{}}]*)\}} (?!with)([a-z]+[ -])?({COUNTED})s\b")
+    faults = [
+        f"{path.name}: {match[0]}"
+        for path in (Path(penstock.__file__).parent / package).rglob("*.py")
+        if path.name != "rocket_rides.py"  # thousands of each
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for match in plural.finditer(line)
+        if '"' in line and not re.fullmatch(f"[A-Z_]+(:,)?|{MANY}", match[1])
+    ]
+
+    assert faults == []
 
 
 @pytest.mark.parametrize(("kind", "found"), [("consumer", ["blocked", "idle"]), ("reported", []), ("replay", [])])

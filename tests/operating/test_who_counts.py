@@ -83,6 +83,7 @@ paused: consumer orders is paused since … UTC by bob: a name of a channel; go 
 paused: consumer paused is paused since … UTC by ann: a deploy; go on: penstock consumers resume paused
 waiting: grower grown/3: waiting for grown/1, of an earlier generation, of which not all is applied yet
 waiting: waits orders/2: waiting after Snooze: the service is away
+late: nightly has been due for … h: no streamer runs that declares it as it is registered
 damaged: old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
 unread: grown/3: 4 records; consumer halfway has no checkpoint in it
 unread: orders/2: 5 records; consumer partly has no checkpoint in it
@@ -198,6 +199,9 @@ reconciliation_repaired_rows done totals 0
 schedule_late_seconds ended 0
 schedule_late_seconds monthly 0
 schedule_late_seconds nightly 5
+schedule_ahead_seconds ended 0
+schedule_ahead_seconds monthly 0
+schedule_ahead_seconds nightly 0
 queue_messages idle waiting 0
 queue_messages idle leased 0
 queue_messages idle delayed 0
@@ -274,7 +278,7 @@ BY_SHARD = [name for name in COLUMNS.values() if not re.search("paused|halted|wa
 TROUBLES = """
 error record 61 of 'orders/0' gets no offset: no time; 1 in all
 error orders/2 is not published: it holds a foreign entry
-error orders: 5 committed records wait for the sequencer, the oldest for … min: no streamer and no recruit has ticked since they were committed; the last tick with records was … s ago
+error orders: 5 committed records waiting for the sequencer, the oldest for … h: no streamer and no recruit has ticked since they were committed; the last tick with records was … s ago
 error halted is halted in orders/1: ValueError: a bad one
 error halted is halted in orders/2: LookupError: another
 error paused is halted in orders/0: ValueError: before the pause
@@ -286,24 +290,25 @@ warning channel index is paused since … UTC by bob: a rebuild
 warning consumer abroad is paused since … UTC by bob: nobody
 warning consumer orders is paused since … UTC by bob: a name of a channel
 warning consumer paused is paused since … UTC by ann: a deploy
-warning abroad is 9 records and … min behind
+warning abroad is 9 records and 10 d behind
 warning abroad is 3 records behind the first entry of orders in Redis: it reads them from Postgres until it has caught up
 warning done has 1 dead letter
-warning grower is 5 records and … min behind
+warning grower is 5 records and … h behind
 warning halfway is registered, but the pipeline does not declare it: everything after its checkpoints is kept
-warning halfway is 6 records and … min behind
+warning halfway is 6 records and … h behind
 warning halted has 5 dead letters
 warning late has 3 dead letters
-warning late is 12 records and … min behind
+warning late is 12 records and 10 d behind
 warning late is 2 records behind the first entry of orders in Redis: it reads them from Postgres until it has caught up
-warning partly is 5 records and … min behind
+warning partly is 5 records and 8 d behind
 warning reader is registered, but the pipeline does not declare it: everything after its checkpoints is kept
 warning reader has 1 dead letter
-warning replay-7 is 2 records and … min behind
+warning replay-7 is 2 records and 8 d behind
 warning search has 1 dead letter
 warning stranger is registered, but the pipeline does not declare it: everything after its checkpoints is kept
-warning stranger is 1 record and … min behind
-warning waits is 1 record and … min behind
+warning stranger is 1 record and … h behind
+warning waits is 1 record and 9 d behind
+warning nightly has been due for … h: no streamer runs that declares it as it is registered
 """
 
 SHARDS_OF_ORDERS = """
@@ -356,12 +361,12 @@ ValueError search index 1 … UTC … UTC
 """
 
 DOCTOR = """
-error channels: 6 records (the first is 45) are for 'lost/0', whose channel is not registered, or lacks the shard: they are not published
+error channels: 6 records (the first is 45) for 'lost/0', whose channel is not registered, or lacks the shard: they are not published
 warning channels: never is declared and was never streamed
 warning channels: old is registered, but the pipeline does not declare it: its records are kept forever
-warning icks: index: 5 members waiting, the oldest for … min; held by ann-…
+warning icks: index: 5 members waiting, the oldest for 7 d; held by ann-…
 warning queues: jobs: 1 dead letter
-warning schedules: nightly has been due for … min: no streamer runs that declares it as it is registered
+warning schedules: nightly has been due for … h: no streamer runs that declares it as it is registered
 """
 """Beside the troubles of a status, and what is said of the servers."""
 
@@ -449,7 +454,7 @@ def normal(text: str) -> list[str]:
     """Lines without what differs from run to run: times of day, seconds, and how wide a column is."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "…", text)
     text = re.sub(r"(?<=ann-)\w{16}", "…", text)
-    text = re.sub(r"\d[\d.]* (kB|min|s)\b", r"… \1", text)
+    text = re.sub(r"\d[\d.]* (kB|s)\b", r"… \1", re.sub(r"\d[\d.]* h\b", "… h", text))
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 

@@ -492,7 +492,7 @@ def test_the_doctor_names_schedules_that_are_late_and_those_that_were_never_regi
 
     said = [each.message for each in diagnose(Store(connection), redis_client, pipeline) if each.check == "schedules"]
     assert said == [
-        "sweep has been due for 60 min: no streamer runs that declares it as it is registered",
+        "sweep has been due for 1 h: no streamer runs that declares it as it is registered",
         "new is declared and was never registered",
     ]
 

@@ -252,7 +252,11 @@ def _plan_retry_all(store: Store, given: Given) -> Plan:
         f"Retry {format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
         (
             *(f"{group.letters:,} of {group.channel}, {group.error}" for group in groups[:MAX_KINDS]),
-            *([f"and others, of {len(groups) - MAX_KINDS:,} further errors"] if len(groups) > MAX_KINDS else []),
+            *(
+                [f"and others, of {format_count(len(groups) - MAX_KINDS, 'further error')}"]
+                if len(groups) > MAX_KINDS
+                else []
+            ),
             f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
             "Those of whose key a later record was applied since stay as they are.",
         ),

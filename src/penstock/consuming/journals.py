@@ -16,6 +16,7 @@ from penstock.database.executor import Executor
 from penstock.database.registry import register_consumer
 from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
+from penstock.display import format_count
 from penstock.errors import Gap
 from penstock.journal.journal_records import read_records
 from penstock.journal.lineage import check_tails
@@ -153,7 +154,7 @@ def backfill(store: Store[Executor], shard: ShardName, after: Offset, before: Of
         [(begins, goes_on)] = store.rows("journal_begins", where)
         gap = Gap(
             f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
-            f"{begins}: {before - after - 1} records between were removed before this consumer had passed them. "
+            f"{begins}: {format_count(before - after - 1, 'record')} between, removed before this consumer had passed them. "
             "Start it from the tables, or accept the loss"
         )
         there = (before, goes_on or before, found[0].offset if found else before)

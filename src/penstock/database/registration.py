@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.declaring.kinds import Channel, get_traits
+from penstock.display import format_count
 from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 
@@ -82,4 +83,4 @@ def _what_to_do(channel: Channel, kind: str, shards: int | None) -> str:
 
 
 def _describe(kind: str, shards: int | None) -> str:
-    return f"{'an' if kind == 'ick' else 'a'} {kind} of {shards} shards"
+    return f"{'an' if kind == 'ick' else 'a'} {kind} of {'?' if shards is None else format_count(shards, 'shard')}"

@@ -12,7 +12,7 @@ from penstock.declaring.cron_times import check_cron, cron_times
 from penstock.declaring.kinds import Queue, checked_name
 from penstock.declaring.unique import MAX_DELAY_S, Priority, Unique
 from penstock.errors import DeclarationError
-from penstock.parsing import Duration, find_duration
+from penstock.parsing import Duration, find_duration, parse_duration
 
 CatchUp = Literal["skip", "one", "all"]
 """What becomes of slots that passed while no streamer ran.
@@ -115,15 +115,7 @@ class ScheduleSpec:
 
         None if there is none within fifty years.
         """
-        if self._is_cron:
-            yield from cron_times(self.text, self._zone, start)
-            return
-        interval = timedelta(seconds=find_duration(self.every))
-        epoch = datetime(1970, 1, 1, tzinfo=UTC)
-        slot = epoch + ((start - epoch) // interval + 1) * interval
-        while True:
-            yield slot
-            slot += interval
+        return find_slots(self.text, self.timezone, start)
 
     def due(self, first: datetime, now: datetime) -> list[datetime]:
         """Returns the slots, from ``first`` on, whose jobs are due to be staged now."""
@@ -157,8 +149,29 @@ class ScheduleSpec:
 
     @property
     def _zone(self) -> tzinfo:
-        """Time zone of the cron expression; UTC needs no time zone database."""
-        return UTC if self.timezone == "UTC" else ZoneInfo(self.timezone)
+        """Time zone of the cron expression."""
+        return _find_zone(self.timezone)
 
     def _error(self, field: str, value: object, why: str) -> DeclarationError:
         return DeclarationError(f"schedule {self.name}: {field} is {value!r}; {why}")
+
+
+def find_slots(every: str, timezone: str, start: datetime) -> Iterator[datetime]:
+    """Yields the times after ``start`` of a schedule in its registered form, without end.
+
+    None if there is none within fifty years.
+    """
+    if " " in every:
+        yield from cron_times(every, _find_zone(timezone), start)
+        return
+    interval = timedelta(seconds=parse_duration(every))
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    slot = epoch + ((start - epoch) // interval + 1) * interval
+    while True:
+        yield slot
+        slot += interval
+
+
+def _find_zone(timezone: str) -> tzinfo:
+    """Returns a time zone; UTC needs no time zone database."""
+    return UTC if timezone == "UTC" else ZoneInfo(timezone)

@@ -114,6 +114,7 @@ reconciliation_last_outcome             gauge   max reconciliation,consumer,outc
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in it.
 reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that it repaired.
 schedule_late_seconds                   gauge   max schedule            Time for which its next job has been due; 0 if it is not.
+schedule_ahead_seconds                  gauge   max schedule            Time that it passes over, since Postgres' clock was ahead; otherwise 0.
 sample_duration_seconds                 gauge   max -                   Time that reading the status took.
 sample_timestamp_seconds                gauge   max -                   When it was read.
 """  # noqa: E501  a table
@@ -199,6 +200,7 @@ def measure(status: Status, series: Series) -> None:
         series.add("reconciliation_repaired_rows", run.repaired, *labels)
     for number, schedule in enumerate(status.schedules):
         series.add("schedule_late_seconds", schedule.late_s, _name(number, schedule.name))
+        series.add("schedule_ahead_seconds", schedule.ahead_s, _name(number, schedule.name))
 
 
 def _known_channels(status: Status) -> list[str]:

@@ -28,6 +28,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.store import Store
 from penstock.declaring.kinds import MAX_SHARDS, get_traits
+from penstock.display import format_count
 from penstock.errors import InvalidSetting, Refused, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
 from penstock.records import Scope, Shard, ShardName
@@ -266,7 +267,7 @@ def retire_channel(
         plan = read_plan(store, channel)
         if plan.unread and not discard and apply:
             raise Refused(
-                f"{channel}: {plan.unread:,} records have not been read, and would be lost. Let its consumers finish; or lose "
+                f"{channel}: {format_count(plan.unread, 'record')} not read yet would be lost. Let its consumers finish; or lose "
                 f"them: penstock channels retire {channel} --discard --apply"
             )
         if apply:
@@ -305,7 +306,7 @@ def adopt_channel(store: Store, client: RedisClient, channel: str, *, apply: boo
         keys = count_keys(client, channel, left.shards, store.scope)
         if left.records or left.staged or keys:
             raise Refused(
-                f"{channel}: {left.records + left.staged:,} records and {keys} keys in Redis are left of the retired "
+                f"{channel}: {format_count(left.records + left.staged, 'record')} and {format_count(keys, 'key')} in Redis are left of the retired "
                 f"channel. Remove them first: penstock channels retire {channel} --discard --apply"
             )
         if apply:

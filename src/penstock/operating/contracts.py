@@ -12,6 +12,7 @@ from sqlalchemy import inspect
 
 from penstock.declaring.declarations import StagingRule
 from penstock.declaring.kinds import Channel, LogChannel
+from penstock.display import format_count
 from penstock.pipeline import Pipeline
 
 Document = dict[str, Any]
@@ -37,7 +38,7 @@ def make_asyncapi(pipeline: Pipeline, title: str, version: str) -> Document:
     channels = {
         name: {
             "address": name,
-            "description": f"{channel.kind}, {channel.shards} shards",
+            "description": f"{channel.kind}, {format_count(channel.shards, 'shard')}",
             "messages": _make_messages(pipeline, channel, schemas),
         }
         for name, channel in pipeline.channels.items()

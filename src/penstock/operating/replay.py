@@ -17,6 +17,7 @@ import structlog
 
 from penstock.database.registry import RegisteredChannel, registered_channels
 from penstock.database.store import Store
+from penstock.display import format_count
 from penstock.errors import DamagedJournal, NotReplayable, Unknown
 from penstock.journal.journal_reader import Since, journal_bounds, offsets_since
 from penstock.operating.channels import unknown_channel
@@ -269,7 +270,7 @@ class _ReplayRun:
                 )
             if refused:
                 raise NotReplayable(
-                    f"{refused} records after {Place(name, Offset(after))} have keys that the queue {begun.target} cannot take as tenants: "
+                    f"{format_count(refused, 'record')} after {Place(name, Offset(after))} with keys that the queue {begun.target} cannot take as tenants: "
                     "they are longer than 256 bytes, or have U+0001. Nothing of this batch was staged"
                 )
             self._store.execute("note_progress", {**names, "offset": last, "copies": copies})

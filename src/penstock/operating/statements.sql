@@ -609,7 +609,7 @@ ORDER BY consumer;
 -- :name schedules
 SELECT name, channel, every, timezone, next_at, last_at,
        greatest(0, extract(epoch FROM clock_timestamp() - next_at))::float8 AS late_s,  -- null, and so 0, if there is no next
-       skipped_since, skipped_until, digest
+       skipped_since, skipped_until, digest, clock_timestamp()
 FROM {schema}.schedules
 ORDER BY name;
 

@@ -236,6 +236,9 @@ def _format_troubles(found: Status) -> Iterator[str]:
     for consumer, shard, reason in found.waiting:
         yield f"waiting: {consumer} {shard}: {reason}"
     yield from _format_sessions(found)
+    for schedule in found.schedules:
+        if schedule.trouble is not None:
+            yield f"late: {schedule.trouble}"
     for shard, reason in found.damaged:
         if shard not in stopped:
             yield f"damaged: {shard}: {reason}"
@@ -256,7 +259,7 @@ def _format_faults(faults: Faults) -> Iterator[str]:
     for record in faults.isolated.first:
         yield f"isolated: record {record.id} of {record.shard}: {record.reason}"
     if (more := faults.isolated.count - len(faults.isolated.first)) > 0:
-        yield f"isolated: {more:,} more records"
+        yield f"isolated: {format_count(more, 'more record')}"
     for each in faults.unknown:
         yield f"unknown: {each.shard}: {format_count(each.records, 'record')} from record {each.first} on, of no registered channel"
     for fault in faults.stopped:

@@ -92,7 +92,7 @@ RESULT_SHOWN = 2_000
 
 def _shorten(text: str) -> str:
     left = len(text) - RESULT_SHOWN
-    return text if left <= 0 else f"{text[:RESULT_SHOWN]} … and {left:,} characters more: --json"
+    return text if left <= 0 else f"{text[:RESULT_SHOWN]} … and {format_count(left, 'more character')}: --json"
 
 
 TENANTS_SHOWN = 50

@@ -214,7 +214,7 @@ def retire_channel_(
             f"    {each.consumer}: {format_count(each.unread, 'record')} not passed, {format_count(each.dead_letters, 'dead letter')} removed"
         )
     if plan.unread and not plan.applied:
-        show(f"    {plan.unread:,} records were not read, and would be lost: only with --discard")
+        show(f"    {format_count(plan.unread, 'record')} not read yet would be lost: only with --discard")
     if declared:
         say(f"The pipeline still declares {name}: staging for it and consuming it are refused.")
     if not apply:

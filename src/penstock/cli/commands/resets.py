@@ -23,6 +23,7 @@ from penstock.cli.loops import ProgressLine
 from penstock.cli.render import say, show, show_found, show_json, show_rows
 from penstock.database.connections import connect_postgres
 from penstock.database.store import Store
+from penstock.display import format_count
 from penstock.errors import InvalidSetting
 from penstock.operating.replay import Replay, ReplayRequest
 from penstock.operating.replay import replay as carry_out
@@ -68,7 +69,7 @@ def checkpoint(
     for move in moves:
         if move.removed:
             say(
-                f"warning: {move.channel}/{move.shard}: {move.removed:,} older records are removed by retention, and some of them may "
+                f"warning: {move.channel}/{move.shard}: {format_count(move.removed, 'older record')} removed by retention, some of which may "
                 "have been staged since that time"
             )
     if not moves:
@@ -176,7 +177,7 @@ def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
             "take effect a second time."
         )
     if known > twice:
-        say(f"{known - twice:,} others are lost there." if twice else f"{known:,} are lost there.")
+        say(f"{format_count(known - twice, 'other')} lost there." if twice else f"{known:,} are lost there.")
     if in_doubt > known:
         say(f"Redis no longer has {in_doubt - known:,} of them: whether these are lost nobody knows.")
 
@@ -222,7 +223,7 @@ def _format_plan(plan: EpochPlan) -> Iterator[str]:
         yield f"    {stream.shard}: the log ends at {stream.log}, the journal at {stream.journal} ({stream.why})"
     if plan.missing:
         yield (
-            f"warning: {plan.missing:,} records that the journal names are missing from Postgres and cannot be replayed: "
+            f"warning: {format_count(plan.missing, 'record')} that the journal names, missing from Postgres, cannot be replayed: "
             "see penstock doctor"
         )
 
@@ -334,4 +335,4 @@ def _show_replay(done: Replay, *, is_plan: bool) -> None:
             f"replay {done.replay} into {done.target} was interrupted: {done.staged:,} copies are staged, {done.records:,} are left"
         )
     else:
-        show(f"{done.records:,} records would be copied into {done.target}")
+        show(f"{format_count(done.records, 'record')} would be copied into {done.target}")

@@ -74,8 +74,3 @@ class Check(Protocol):
 
     def __call__(self, context: CheckContext, /) -> Results:
         """The results."""
-
-
-def format_age(seconds: float) -> str:
-    """A duration for people."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"  # noqa: PLR2004  two minutes

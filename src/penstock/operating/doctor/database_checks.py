@@ -6,9 +6,10 @@ from ipaddress import ip_address
 
 from penstock.database.connections import is_direct
 from penstock.database.statements import quote
+from penstock.display import format_seconds
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, warning
 from penstock.schema.initialise import check_encoding
 from penstock.schema.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
 
@@ -110,7 +111,7 @@ def long_transactions(context: CheckContext) -> Results:
     """No transaction is open for long; one that is delays only its own records."""
     for pid, application, state, seconds in context.rows("long_transactions", longer_s=LONG_S):
         yield warning(
-            f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_age(seconds)}",
+            f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_seconds(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
     [(sees_others,)] = context.rows("sees_others")
@@ -123,7 +124,7 @@ def long_transactions(context: CheckContext) -> Results:
 def prepared_transactions(context: CheckContext) -> Results:
     """No prepared transaction is unfinished for long."""
     for name, seconds in context.rows("prepared_transactions", longer_s=LONG_S):
-        found = f"{name!r} was prepared {format_age(seconds)} ago and is not finished"
+        found = f"{name!r} was prepared {format_seconds(seconds)} ago and is not finished"
         yield warning(found, "COMMIT PREPARED or ROLLBACK PREPARED it")
     return f"none waiting for more than {LONG_S} s"
 

@@ -13,11 +13,10 @@ from penstock.database.registry import registered_channels
 from penstock.database.statements import quote
 from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
-from penstock.declaring.schedules import LATE_S
-from penstock.display import format_count
+from penstock.display import format_count, format_seconds
 from penstock.errors import CodecMissing
 from penstock.journal.journal_reader import missed_records as find_missed
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, warning
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.operating.worker_sessions import WorkerSession
 from penstock.records import Scope
@@ -78,7 +77,7 @@ def missed_records(context: CheckContext) -> Results:
     if found:
         count, first = sum(each.count for each in found), min(each.first for each in found)
         yield error(
-            f"{count:,} committed records have no offset and will get none (the first is {first}): the database was partly "
+            f"{format_count(count, 'committed record')} without an offset, which will get none (the first is {first}): the database was partly "
             "restored, or changed by hand, or a producer wrote an old xid",
             "penstock reset epoch",
         )
@@ -89,7 +88,7 @@ def judge_status(current: Status) -> list[CheckResult]:
     """What a status alone shows to be wrong: no server is asked."""
     faults = (replace(each, check=each.check or "shards") for each in _judge_shards(current))
     progress = (replace(each, check=each.check or "consumers") for each in _judge_consumers(current))
-    return [*faults, *progress]
+    return [*faults, *progress, *_judge_schedules(current)]
 
 
 def shards(context: CheckContext) -> Results:
@@ -119,13 +118,13 @@ def journal(context: CheckContext) -> Results:
     """The journal has no holes, and the records that it names exist."""
     for channel, shard, count, first in context.rows("holes"):
         yield error(
-            f"{channel}/{shard}: {count} holes, the first before offset {first}: rows were deleted by hand",
+            f"{channel}/{shard}: {format_count(count, 'hole')}, the first before offset {first}: rows were deleted by hand",
             "consumers before it halt with a Gap; see docs: errors#gap",
         )
     [(missing, first)] = context.rows("missing_records", entries=SAMPLE)
     if missing:
         yield error(
-            f"it names {missing} records that are missing from staged_records (the first is {first}): not deleted by Penstock",
+            f"it names {format_count(missing, 'record')} missing from staged_records (the first is {first}): not deleted by Penstock",
             "restore them; those already in Redis stay there until they are evicted",
         )
     return "no holes; its records exist"
@@ -167,9 +166,9 @@ def _check_sequencing(current: Status) -> Iterator[CheckResult]:
         if oldest > STALLED_S:
             staged = sum(shard.staged for shard in channel.shards)
             yield error(
-                f"{channel.channel}: {staged:,} committed records wait for the sequencer, the oldest for {format_age(oldest)}: no "
+                f"{channel.channel}: {format_count(staged, 'committed record')} waiting for the sequencer, the oldest for {format_seconds(oldest)}: no "
                 "streamer and no recruit has ticked since they were committed; the last tick with records was "
-                f"{format_age(current.tick_s)} ago",
+                f"{format_seconds(current.tick_s)} ago",
                 "penstock stream, or penstock run; if requests do the work, find out why none comes or why its chores give up",
                 "streamer",
             )
@@ -218,7 +217,7 @@ def _check_lag(
         since, lag = datetime.now(UTC) - timedelta(seconds=held), sum(shard.lag for shard in each.shards)
         yield warning(
             f"{each.consumer} holds back retention of {each.channel} since {since:%Y-%m-%d %H:%M} UTC: up to "
-            f"{lag:,} records stay for it alone, longer than keep",
+            f"{format_count(lag, 'record')} kept for it alone, longer than keep",
             how_to_go_on(),
         )
 
@@ -237,7 +236,7 @@ def _check_speed(
         yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")
     lag, oldest = sum(shard.lag for shard in behind), max((shard.lag_s for shard in behind), default=0.0)
     is_slow = bool(lag) and oldest > SLOW_S
-    found = f"{each.consumer} is {format_count(lag, 'record')} and {format_age(oldest)} behind"
+    found = f"{each.consumer} is {format_count(lag, 'record')} and {format_seconds(oldest)} behind"
     for session in sessions if lag else ():
         if is_slow or session.blockers:
             yield warning(f"{found}: it {session}", session.how_to_go_on)
@@ -299,7 +298,7 @@ def channels(context: CheckContext) -> Results:
 def _report_unknown(unknown: UnknownShard, retired: Collection[str]) -> CheckResult:
     """Records that no channel has; a trigger goes on to stage for a channel that was retired."""
     name = unknown.shard.channel
-    what = f"{unknown.records:,} records (the first is {unknown.first}) are for {str(unknown.shard)!r}"
+    what = f"{format_count(unknown.records, 'record')} (the first is {unknown.first}) for {str(unknown.shard)!r}"
     if name in retired:
         return error(
             f"{what}, whose channel was retired: they are not published",
@@ -312,16 +311,21 @@ def _report_unknown(unknown: UnknownShard, retired: Collection[str]) -> CheckRes
     )
 
 
-def schedules(context: CheckContext) -> Results:
-    """Schedules are registered as the pipeline declares them, and none is late."""
-    registered = {each.name: each for each in context.status.schedules}
-    for each in registered.values():
-        if each.late_s > LATE_S:
+def _judge_schedules(current: Status) -> Iterator[CheckResult]:
+    for each in current.schedules:
+        if each.trouble is not None:
             yield warning(
-                f"{each.name} has been due for {format_age(each.late_s)}: no streamer runs that declares it as it is registered",
+                each.trouble,
                 "penstock stream for the pipeline that declares it; if it is gone for good: DELETE FROM "
-                f"{context.scope.schema}.schedules WHERE name = '{each.name}'",
+                f"{current.schema}.schedules WHERE name = '{each.name}'",
+                "schedules",
             )
+
+
+def schedules(context: CheckContext) -> Results:
+    """Schedules are registered as the pipeline declares them, and none is late or stands still."""
+    registered = {each.name: each for each in context.status.schedules}
+    yield from _judge_schedules(context.status)
     declared = {} if context.pipeline is None else context.pipeline.schedules
     for name, spec in declared.items():
         if (row := registered.get(name)) is None:

@@ -14,10 +14,10 @@ from penstock.channels.queue.inspection import CheckedShard, QueueStatus, check_
 from penstock.channels.routing import ick_shard_keys, log_keys, queue_keys
 from penstock.channels.server import check_eviction, find_refusal, pipelined, redis_errors
 from penstock.declaring.kinds import MAX_STREAMS
-from penstock.display import format_count
+from penstock.display import format_count, format_seconds
 from penstock.errors import DamagedIck, ForeignLog, UnsafeSetting
 from penstock.journal.lineage import examine_lineage
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, format_age, warning
+from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, warning
 from penstock.operating.status.snapshot import ChannelStatus
 from penstock.records import Offset, Shard, ShardName
 
@@ -116,12 +116,12 @@ def users(context: CheckContext) -> Results:
     names = found.keys() - {"default"}
     if names and not path:
         yield error(
-            f"{len(names)} users are in the memory of Redis only: its restart loses them, and opens the default user",
+            f"only the memory of Redis has {format_count(len(names), 'user')}: its restart loses what is not saved, and opens the default user",
             f"start Redis with an ACL file or a configuration file, make the users again, then: {SAVE}",
         )
     elif names and {"on", "nopass"} <= {*found.get("default", "").split()}:
         yield warning(
-            f"there are {len(names)} users, and the default user needs no password",
+            f"Redis has {format_count(len(names), 'user')}, and the default user needs no password",
             f"log in as a user that may administer, then: ACL SETUSER default off; and: {SAVE}",
         )
     return f"{len(names)}; saved to {path} by: {SAVE}" if names else "the default user alone"
@@ -206,7 +206,7 @@ def _check_members(channel: ChannelStatus) -> Iterator[CheckResult]:
         holding = f"held by {', '.join(holders)}" if holders else "nobody holds a reservation"
         members = sum(ick.members for ick in present)
         yield warning(
-            f"{channel.channel}: {format_count(members, 'member')} waiting, the oldest for {format_age(oldest_s)}; {holding}",
+            f"{channel.channel}: {format_count(members, 'member')} waiting, the oldest for {format_seconds(oldest_s)}; {holding}",
             "penstock consume its consumer, in more processes if one does not keep up; penstock tail "
             f"{channel.channel} shows the oldest",
         )
@@ -258,13 +258,13 @@ def check_clocks(namespace: str, checked: Mapping[ShardName, CheckedShard], post
         apart_s = 0.0 if each.server_s is None else each.server_s - postgres_s
         if abs(apart_s) > CLOCKS_APART_S:
             yield warning(
-                f"{shard}: the clock of Redis is {format_age(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} that of "
+                f"{shard}: the clock of Redis is {format_seconds(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} that of "
                 "Postgres: what is due, and deadlines, come so much too early or too late",
                 "set the clocks of both hosts, best by NTP; then the queue's follows",
             )
         if each.ahead_s > MAX_AHEAD_S:
             yield warning(
-                f"{shard}: its clock is {format_age(each.ahead_s)} ahead of that of Redis, and goes at half speed until they agree: "
+                f"{shard}: its clock is {format_seconds(each.ahead_s)} ahead of that of Redis, and goes at half speed until they agree: "
                 "what is due, and deadlines, come so much too early",
                 f"redis-cli HINCRBY {queue_keys(namespace, shard).root}q-meta server 60000: the next call sets it back",
             )
@@ -277,7 +277,7 @@ def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
     waiting = sum(queue.waiting + queue.leased for queue in held)
     if oldest_s > SLOW_S and waiting:
         yield warning(
-            f"{channel.channel}: {format_count(waiting, 'message')} waiting or worked on, the oldest for {format_age(oldest_s)}",
+            f"{channel.channel}: {format_count(waiting, 'message')} waiting or worked on, the oldest for {format_seconds(oldest_s)}",
             f"penstock tail {channel.channel} says what each of them waits for; run more workers if they do not keep up",
         )
     if dead := sum(queue.dead for queue in held):

@@ -31,6 +31,7 @@ from penstock.operating.status.snapshot import (
     RegisteredSchedule,
     ShardStatus,
     Status,
+    find_ahead,
 )
 from penstock.operating.worker_sessions import WorkerSession, read_sessions
 from penstock.pipeline import Pipeline
@@ -173,9 +174,15 @@ def _read_postgres(store: Store) -> _Tables:
             last_runs(store),
             read_faults(store),
             read_pauses(store),
-            tuple(RegisteredSchedule(*row) for row in store.execute("schedules", binary=True)),
+            tuple(_make_schedule(*row) for row in store.execute("schedules", binary=True)),
             read_sessions(store) if sequencer["has_sessions"] else (),
         )
+
+
+def _make_schedule(*row: Any) -> RegisteredSchedule:
+    *values, now = row
+    made = RegisteredSchedule(*values)
+    return replace(made, ahead_s=find_ahead(made, now))
 
 
 @dataclass

@@ -10,6 +10,8 @@ from penstock.channels.ick.shard_states import IckStatus
 from penstock.channels.queue.inspection import QueueStatus
 from penstock.database.registry import Pause
 from penstock.declaring.kinds import get_traits
+from penstock.declaring.schedules import LATE_S, find_slots
+from penstock.display import format_seconds
 from penstock.operating.consumers import ReaderKind, how_to_go_on
 from penstock.operating.worker_sessions import WorkerSession
 from penstock.reconciling.reconciliation import LastRun
@@ -133,6 +135,8 @@ class RegisteredSchedule:
     )  # the last times of which no job was staged, because no streamer had run; None if there are none
     skipped_until: datetime | None
     digest: str  # of its data and its other options
+    # for how long it passes over its times, in seconds: Postgres' clock was ahead when it was moved on
+    ahead_s: float = 0.0
 
     @property
     def text(self) -> str:
@@ -142,6 +146,31 @@ class RegisteredSchedule:
             if seconds and seconds % size == 0:
                 return f"{seconds // size}{unit}"
         return self.every
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it stages no job; None if it is on time."""
+        if self.late_s > LATE_S:
+            late = format_seconds(self.late_s)
+            return f"{self.name} has been due for {late}: no streamer runs that declares it as it is registered"
+        if self.ahead_s > LATE_S:
+            return (
+                f"{self.name} stands still: its next job is {format_seconds(self.ahead_s)} after its next time, because Postgres' clock "
+                "was ahead, and no streamer runs that would move it back"
+            )
+        return None
+
+
+def find_ahead(schedule: RegisteredSchedule, now: datetime) -> float:
+    """Returns for how long a schedule passes over its times, in seconds; 0 if its next job is at the first that has none."""
+    if schedule.next_at is None:
+        return 0.0
+    try:
+        slots = find_slots(schedule.every, schedule.timezone, now)
+        first = next((slot for slot in slots if slot != schedule.last_at), None)
+    except Exception:  # noqa: BLE001  a form that this release does not read, or a time zone that is missing here
+        return 0.0
+    return 0.0 if first is None else max(0.0, (schedule.next_at - first).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)

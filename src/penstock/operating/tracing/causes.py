@@ -8,7 +8,7 @@ from penstock.channels.commands import RedisClient
 from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
-from penstock.display import format_count
+from penstock.display import format_count, format_seconds
 from penstock.errors import PrivilegeMissing, Unknown
 from penstock.operating.consumers import how_to_go_on
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
@@ -68,7 +68,7 @@ def explain_open(what: str, writers: Sequence[OpenWriter]) -> Diagnosis:
 
 
 def _age(writer: OpenWriter) -> str:
-    return "since when is hidden" if writer.age_s is None else f"for {writer.age_s:.1f} s"
+    return "since when is hidden" if writer.age_s is None else f"for {format_seconds(writer.age_s)}"
 
 
 def explain_story(story: Story, situation: Situation) -> Diagnosis:
@@ -95,7 +95,7 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
             f"record {story.id} of {story.shard_name} is isolated and gets no offset: {story.isolated}",
             "correct the row: penstock doctor has the statement",
         )
-    ago = f"the last tick with records was {situation.tick_s:.1f} s ago"
+    ago = f"the last tick with records was {format_seconds(situation.tick_s)} ago"
     if story.is_seen:
         return Diagnosis(
             "missed",
@@ -110,7 +110,11 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
             "streamer whose role it applies to stops with HiddenRows",
             "give the streamer's role BYPASSRLS, or: ALTER TABLE … DISABLE ROW LEVEL SECURITY",
         )
-    connected = f"{situation.streamers} streamers are connected" if situation.streamers else "no streamer is connected"
+    connected = (
+        f"{format_count(situation.streamers, 'streamer')} connected"
+        if situation.streamers
+        else "no streamer is connected"
+    )
     return Diagnosis(
         "not ticked",
         f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, and {connected}",
