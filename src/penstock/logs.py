@@ -6,10 +6,12 @@ escaped.
 """
 
 import logging
+import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from io import StringIO
+from time import monotonic
 from typing import Any, TextIO
 
 import structlog
@@ -27,6 +29,33 @@ QUIET = ("alembic", "asyncio", "psycopg", "py4j", "pyspark", "redis")
 
 SQLAlchemy sees to that itself.
 """
+
+LOG_EVERY_S = 3600.0
+"""Shortest interval, in seconds, between two lines about something that goes on for the same reason."""
+
+FLAPPING_S = 60.0
+"""Shortest interval, in seconds, between two lines if it had ended in between, or has another reason."""
+
+
+class Repeats:
+    """Whether to log what is tried again every few seconds: at first, and then every hour while it goes on."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._logged: dict[object, tuple[str | None, float]] = {}  # by its subject: the last reason, and when
+
+    def is_due(self, subject: object, reason: str) -> bool:
+        """Returns whether to log that something fails, for a reason."""
+        now, (last, logged_at) = self._clock(), self._logged.get(subject, (None, -math.inf))
+        if now < logged_at + (LOG_EVERY_S if reason == last else min(LOG_EVERY_S, FLAPPING_S)):
+            return False
+        self._logged[subject] = reason, now
+        return True
+
+    def end(self, subject: object) -> None:
+        """Notes that it works again."""
+        if subject in self._logged:
+            self._logged[subject] = None, self._logged[subject][1]
 
 
 class _MaskingFormatter(logging.Formatter):

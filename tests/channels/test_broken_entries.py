@@ -168,7 +168,8 @@ def test_a_shard_that_stays_unusable_is_logged_once_and_then_every_hour(
     log_every_s: float,
     lines: int,
 ) -> None:
-    set_constants("channels.isolation", RETRY_EVERY_S=0.0, LOG_EVERY_S=log_every_s)
+    set_constants("channels.isolation", RETRY_EVERY_S=0.0)
+    set_constants("logs", LOG_EVERY_S=log_every_s)
     worker, _ = reader
     redis_client.delete(stream)
     redis_client.xadd(stream, {"who": "me"}, id="1-0")
@@ -187,7 +188,8 @@ def test_a_shard_that_was_left_out_is_not_read_again_at_once(
     redis_client: redis.Redis,
     set_constants: SetConstants,
 ) -> None:
-    set_constants("channels.isolation", RETRY_EVERY_S=60.0, LOG_EVERY_S=0.0)
+    set_constants("channels.isolation", RETRY_EVERY_S=60.0)
+    set_constants("logs", LOG_EVERY_S=0.0)
     worker, seen = reader
     redis_client.delete(stream)
     redis_client.xadd(stream, {"who": "me"}, id="1-0")

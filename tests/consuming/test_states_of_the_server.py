@@ -271,9 +271,10 @@ def test_a_text_for_a_number_is_the_records_fault_once_others_pass(consumer_read
     ids=["right", "schema", "table"],
 )
 def test_a_consumer_that_has_worked_waits_for_penstocks_own_tables(
-    consumer_reader: Reader, fault: str, end: str
+    consumer_reader: Reader, fault: str, end: str, set_constants: SetConstants
 ) -> None:
     """Guarantee 48."""
+    set_constants("logs", LOG_EVERY_S=0.0)
     connection = consumer_reader.connection
     consumer_reader.declare(apply)
     with capture_logs() as logs, running(consumer_reader.worker().run):

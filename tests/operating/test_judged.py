@@ -141,10 +141,10 @@ def test_more_processes_are_advised_to_those_whom_they_would_help(
         (0.0, 0.0, []),
         (LATE_S, LATE_S, []),
         (LATE_S + 60, 0.0, ["nightly has been due for 2 min: no streamer runs"]),
-        (0.0, 9000.0, ["nightly stands still: its next job is 2.5 h after its next time"]),
+        (0.0, 9000.0, ["nightly skips times: its next job is 2.5 h after its next time"]),
     ],
 )
-def test_a_schedule_that_is_late_or_stands_still_is_told_to_the_operator(
+def test_a_schedule_that_is_late_or_skips_times_is_shown_to_the_operator(
     late_s: float, ahead_s: float, says: list[str]
 ) -> None:
     """By doctor, the console's pages, and ``penstock status``."""
@@ -153,12 +153,12 @@ def test_a_schedule_that_is_late_or_stands_still_is_told_to_the_operator(
     found = Status("penstock", 1, 1, 0.0, None, faults, (), (), (), None, schedules=(schedule,))
     context: Any = SimpleNamespace(status=found, pipeline=None, scope=DEFAULT_SCOPE)
 
-    for told in (
+    for shown in (
         [each.message for each in schedules(context)],
         [each.message for each in judge_status(found)],
         [line.removeprefix("late: ") for line in _format_troubles(found)],
     ):
-        assert [text.startswith(words) for text, words in zip(told, says, strict=True)] == [True] * len(says), told
+        assert [text.startswith(words) for text, words in zip(shown, says, strict=True)] == [True] * len(says), shown
 
 
 NOW = datetime(2026, 11, 29, 12, 30, tzinfo=UTC)
@@ -178,7 +178,7 @@ NOW = datetime(2026, 11, 29, 12, 30, tzinfo=UTC)
         ("often", "UTC", NOW + timedelta(days=30), None, 0),  # another release's
     ],
 )
-def test_for_how_long_a_schedule_stands_still(
+def test_for_how_long_a_schedule_skips_times(
     every: str, zone: str, next_at: datetime | None, last_at: datetime | None, ahead_s: float
 ) -> None:
     assert find_ahead(RegisteredSchedule("s", "jobs", every, zone, next_at, last_at, 0, None, None, ""), NOW) == ahead_s

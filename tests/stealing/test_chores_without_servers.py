@@ -77,8 +77,9 @@ def check(connection: Connection, client: redis.Redis, things: Log, chores: Chor
 
 
 def test_a_server_that_was_back_is_left_alone_for_as_short_as_at_first(
-    flow: Pipeline, monkeypatch: pytest.MonkeyPatch
+    flow: Pipeline, monkeypatch: pytest.MonkeyPatch, set_constants: SetConstants
 ) -> None:
+    set_constants("logs", LOG_EVERY_S=0.0)
     hours = {"FIRST_PAUSE_S": 1.0, "MAX_PAUSE_S": 30.0, "monotonic": count(0, 3600).__next__}
     for name, value in hours.items():
         monkeypatch.setattr(tools_module, name, value)

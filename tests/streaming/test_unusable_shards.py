@@ -186,7 +186,7 @@ def test_an_unusable_shard_is_logged_once_and_then_at_intervals(
     log_every_s: float,
     lines: int,
 ) -> None:
-    set_constants("channels.isolation", LOG_EVERY_S=log_every_s)
+    set_constants("logs", LOG_EVERY_S=log_every_s)
     damage_ick(redis_client)
     stage(connection, things)
 

@@ -8,7 +8,6 @@ damaged; or a record of theirs is one that Redis does not take.
     resting     a worker waits a moment, since another process works on the shard or an attempt has failed: no trouble
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -24,6 +23,7 @@ from penstock.errors import (
     QueueDamaged,
     UnpublishableRecord,
 )
+from penstock.logs import Repeats
 from penstock.records import ShardName
 
 RETRY_EVERY_S = 5.0
@@ -32,12 +32,6 @@ RETRY_EVERY_S = 5.0
 MAX_RETRY_S = 60.0
 """The interval doubles up to this if the journal is damaged or a record cannot be published: a check then reads the tables,
 or sends the record again."""
-
-LOG_EVERY_S = 3600.0
-"""Shortest interval between two log lines about a shard that stays unusable for the same reason, in seconds."""
-
-FLAPPING_S = 60.0
-"""Shortest interval between two log lines about a shard that was usable in between, or fails for another reason."""
 
 UNUSABLE = (CodecMissing, ForeignLog, DamagedIck, ForeignQueue, QueueDamaged, DamagedJournal, UnpublishableRecord)
 """Errors about one shard; every other error concerns a server or all shards."""
@@ -69,7 +63,7 @@ class UnusableShards:
         self.errors: dict[ShardName, PenstockError] = {}
         self._retry_s: dict[ShardName, float] = {}
         self._retry_at: dict[ShardName, float] = {}
-        self._logged: dict[ShardName, tuple[str | None, float]] = {}  # the last reason, and when
+        self._repeats = Repeats(clock)
 
     def __contains__(self, shard: ShardName) -> bool:
         return shard in self.errors
@@ -83,15 +77,13 @@ class UnusableShards:
         self.errors[shard], self._retry_s[shard], self._retry_at[shard] = error, retry_s, now + retry_s
         if is_new:
             self._on_new(shard, error)
-        reason, logged_at = self._logged.get(shard, (None, -math.inf))
-        if now >= logged_at + (LOG_EVERY_S if str(error) == reason else min(LOG_EVERY_S, FLAPPING_S)):
-            self._logged[shard] = str(error), now
+        if self._repeats.is_due(shard, str(error)):
             self._say(shard, error, retry_s)
 
     def remove(self, shard: ShardName) -> None:
         """Takes a shard back, if it was left out: its keys are all right again."""
         if self.errors.pop(shard, None) is not None:
-            self._logged[shard] = None, self._logged[shard][1]
+            self._repeats.end(shard)
             self._say(shard, None, 0.0)
 
     def is_left_out(self, shard: ShardName) -> bool:

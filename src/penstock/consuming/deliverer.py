@@ -38,6 +38,7 @@ from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.display import format_count
 from penstock.errors import HandlerCommitted, ServerReplaced, ServerUnavailable
+from penstock.logs import Repeats
 from penstock.observer import DeadLettered, ShardHalted
 from penstock.records import Offset, ShardName
 
@@ -163,6 +164,7 @@ class Deliverer(Generic[Item]):
         self._checkpoints = Checkpoints(consumer)
         self._policy = Policy(consumer.attempts, consumer.on_poison)
         self._states: dict[ShardName, tuple[object, RetryState]] = {}
+        self._repeats = Repeats()
         self._refusals = Refusals()
         self._failures = FailureLog(consumer.name)
 
@@ -192,6 +194,8 @@ class Deliverer(Generic[Item]):
             # They come first, as a part of their own.
             delivery.parts[:0] = [(done.missing, NO_FAILURE), (part, state)]
         self._refusals.count_applied(done.applied)
+        if done.applied:
+            self._repeats.end(delivery.shard)
         delivery.total.add(done)
         return done.position is not None
 
@@ -250,7 +254,8 @@ class Deliverer(Generic[Item]):
         """Ends the delivery; the shard's next one begins with the same items and their failures so far."""
         delivery.total.retry_after_s, seconds = after_s, round(after_s, 1)
         shard, said = delivery.shard, failed.waits_for
-        log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
+        if self._repeats.is_due(shard, failed.kind):
+            log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
         try:
             delivery.transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, said))
         except ServerReplaced:

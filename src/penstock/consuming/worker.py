@@ -31,6 +31,7 @@ from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.declaring.declarations import ConsumerSpec
 from penstock.errors import PenstockError, ServerUnavailable
 from penstock.journal.lineage import server_start_us
+from penstock.logs import Repeats
 from penstock.observer import RoundEnded, ServerAway
 from penstock.parallel import Runner, pause
 from penstock.records import ShardName
@@ -85,7 +86,7 @@ class Worker(Runner[Consumed]):
         self._retrying: set[ShardName] = set()
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
-        self._unusable = UnusableShards(self._say_unusable, self._note_unusable)
+        self._unusable, self._repeats = UnusableShards(self._say_unusable, self._note_unusable), Repeats()
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
         self._requested_retries = RequestedRetries(setup.consumer)
@@ -199,7 +200,9 @@ class Worker(Runner[Consumed]):
         with _server_errors():
             consumed = self.round()
             self._retry_requested()
-            return consumed
+        if monotonic() >= self._away_until:
+            self._repeats.end("servers")
+        return consumed
 
     @override
     def _close_quietly(self) -> None:
@@ -212,7 +215,8 @@ class Worker(Runner[Consumed]):
 
     @override
     def _warn_waiting(self, error: Exception, seconds: float) -> None:
-        log.warning("waiting", consumer=self.consumer.name, reason=describe(error), retry_s=seconds)
+        if self._repeats.is_due("servers", reason := describe(error)):
+            log.warning("waiting", consumer=self.consumer.name, reason=reason, retry_s=seconds)
         self._away_until = monotonic() + seconds
         self._observers(ServerAway(self.consumer.name, find_server(error), seconds))
 

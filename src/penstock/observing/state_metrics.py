@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from penstock.database.driver_errors import describe
 from penstock.database.transactions import Timeouts
 from penstock.display import find_release
+from penstock.logs import Repeats
 from penstock.operating.status.gathering import StatusReader
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerStatus, ShardStatus, Status
 from penstock.pipeline import Pipeline, get_scope
@@ -347,6 +348,7 @@ class StateCollector(Collector):
         self._sampled: _Sampled | None = None
         self._sampled_at = -inf
         self._is_reading = self._has_warned = False
+        self._repeats = Repeats()
         self.readings = 0
 
     def collect(self) -> Iterable[Any]:
@@ -385,8 +387,10 @@ class StateCollector(Collector):
             is_redis_up = self._reader.is_redis_up()
             status = self._reader.read()
             self._warn_of_others(status)
+            self._repeats.end("metrics")
         except Exception as error:  # noqa: BLE001  what a scrape sees is that a server is down; the next one tries again
-            log.warning("no metrics", reason=describe(error))
+            if self._repeats.is_due("metrics", reason := describe(error)):
+                log.warning("no metrics", reason=reason)
         finally:
             with self._changed:
                 self.readings += 1

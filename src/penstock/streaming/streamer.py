@@ -23,6 +23,7 @@ from penstock.database.store import Store
 from penstock.database.transactions import WORKER_SILENCE_S, Timeouts
 from penstock.errors import ChannelRetired, ConsumerRenamed, ReadOnlyPostgres, ServerUnavailable
 from penstock.journal.lineage import check_lineage, check_same_server, server_start_us
+from penstock.logs import Repeats
 from penstock.observer import EpochChanged, RoundEnded, ServerAway, Streamed
 from penstock.parallel import Runner
 from penstock.pipeline import Pipeline
@@ -111,7 +112,7 @@ class Streamer(Runner[RoundResult]):
         self._publisher: Publisher | None = None
         self._slices = Slices()
         self._observers = pipeline.observers
-        self._unusable = make_unusable(self._observers)
+        self._unusable, self._repeats = make_unusable(self._observers), Repeats()
         self.upkeep = StreamerUpkeep(pipeline)
         self._ticks = TickTakeover(share)
         self._nudges = Nudges(self._database_url, pipeline.scope)
@@ -294,13 +295,15 @@ class Streamer(Runner[RoundResult]):
         with postgres_errors("streaming"), redis_errors("streaming"):
             is_nudged = pause_s > 0 and self._wait(pause_s)
             done = self.round(expects_records=is_nudged)
+        self._repeats.end("servers")
         self._worked_at = monotonic()
         self._pause_s = pause_after(done, pause_s, self._idle_s)
         return done
 
     @override
     def _warn_waiting(self, error: Exception, seconds: float) -> None:
-        log.warning("waiting", reason=describe(error), retry_s=seconds)
+        if self._repeats.is_due("servers", reason := describe(error)):
+            log.warning("waiting", reason=reason, retry_s=seconds)
         self._observers(ServerAway(NAME, find_server(error), seconds))
 
     @override

@@ -21,6 +21,7 @@ from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox
 from penstock.consuming.queue.prefetch import Prefetch
 from penstock.database.driver_errors import LOCK_NOT_AVAILABLE, describe, sqlstate
 from penstock.errors import ServerUnavailable
+from penstock.logs import Repeats
 from penstock.parallel import Backoff
 from penstock.records import ShardName
 
@@ -51,6 +52,7 @@ class Finisher:
         self._deliverer = JobDeliverer(parts, InThread(parts.stopping))
         self._handled: list[HandledJob] = []
         self._locked: list[HandledJob] = []
+        self._repeats = Repeats()
         self._again_at = 0.0
         self._changed = Condition()
         self._is_gathering = self._is_closed = False
@@ -139,6 +141,7 @@ class Finisher:
         else:
             self.is_waiting = False
             backoff.reset()
+            self._repeats.end("servers")
         return others
 
     def _finish(self, part: Sequence[HandledJob]) -> None:
@@ -173,7 +176,8 @@ class Finisher:
         self.is_waiting = True
         for handled in (each for part in parts for each in part):
             handled.lease.begin()  # its handler is done: the lease is extended for as long as this takes
-        log.warning("waiting", consumer=self._parts.worker.name, reason=describe(error), retry_s=seconds)
+        if self._repeats.is_due("servers", reason := describe(error)):
+            log.warning("waiting", consumer=self._parts.worker.name, reason=reason, retry_s=seconds)
         if self._parts.stopping.wait(seconds):
             for part in parts:
                 self._give_up(part)

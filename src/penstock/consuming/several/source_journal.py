@@ -26,6 +26,7 @@ from penstock.database.registry import check_not_renamed
 from penstock.database.store import Store
 from penstock.errors import Gap, HistoryDiverged, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.journal.journal_reader import log_epochs
+from penstock.logs import Repeats
 from penstock.observer import ShardHalted
 from penstock.records import Epoch, Offset, Record, ShardName
 
@@ -51,7 +52,7 @@ class SourceJournal:
         self._report_at = 0.0
         self._own_database = ""
         self._client: RedisClient
-        self._has_registered = False
+        self._has_registered, self._repeats = False, Repeats()
 
     def register(self, store: Store) -> tuple[list[ShardName], frozenset[ShardName]]:
         """Registers at the source, then here.  A consumer that has begun goes on while the source is away."""
@@ -95,6 +96,7 @@ class SourceJournal:
                 self._link.register(self._own_database, positions)
             running = {shard: position for shard, position in positions.items() if position.halted is None}
             diverged = self._link.report(self._client, running)
+            self._repeats.end("source")
         except ServerUnavailable as error:
             self.warn_away(error)
             raise
@@ -180,7 +182,8 @@ class SourceJournal:
 
     def warn_away(self, error: Exception) -> None:
         """The other sources go on."""
-        log.warning("source is away", consumer=self._consumer.name, source=self._link.source, reason=describe(error))
+        if self._repeats.is_due("source", reason := describe(error)):
+            log.warning("source is away", consumer=self._consumer.name, source=self._link.source, reason=reason)
 
     def close(self) -> None:
         """Closes the connection to the source."""

@@ -28,7 +28,7 @@ from penstock.engines.stealing.advice import ConsumerLag, Gauges
 from penstock.engines.stealing.job_threads import time_left_s
 from penstock.engines.stealing.sampler import Outcome
 from penstock.errors import ServerUnavailable
-from penstock.logs import follow_application
+from penstock.logs import Repeats, follow_application
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerStatus, Status
 from penstock.parallel import Backoff
@@ -104,7 +104,7 @@ class Tools:
         self._timeouts = Timeouts(reply_s=timeout_s, statement_s=timeout_s, handler_s=5 * timeout_s)
         self._streamer: Streamer | None = None
         self._workers: dict[str, Worker] = {}
-        self._resume_at, self._backoff = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
+        self._resume_at, self._backoff, self._repeats = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S), Repeats()
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
         """Does a slice, unless a server has just failed.
@@ -127,6 +127,7 @@ class Tools:
             self._leave_servers(error)
             raise
         self._backoff.reset()
+        self._repeats.end("servers")
         return Outcome.FINISHED if has_worked else Outcome.NOTHING_TO_DO
 
     def consume(self, spec: ConsumerSpec) -> bool:
@@ -194,7 +195,8 @@ class Tools:
         """Closes the connections, and leaves the servers alone for a while."""
         pause_s = self._backoff.next_s()
         self._resume_at = monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads processes, no secret
-        log.warning("chores wait", reason=describe(error), retry_s=pause_s)
+        if self._repeats.is_due("servers", reason := describe(error)):
+            log.warning("chores wait", reason=reason, retry_s=pause_s)
         self.close()
 
 

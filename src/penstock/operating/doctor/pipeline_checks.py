@@ -323,7 +323,7 @@ def _judge_schedules(current: Status) -> Iterator[CheckResult]:
 
 
 def schedules(context: CheckContext) -> Results:
-    """Schedules are registered as the pipeline declares them, and none is late or stands still."""
+    """Schedules are registered as the pipeline declares them, and none is late or skips times."""
     registered = {each.name: each for each in context.status.schedules}
     yield from _judge_schedules(context.status)
     declared = {} if context.pipeline is None else context.pipeline.schedules

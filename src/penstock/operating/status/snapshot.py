@@ -155,7 +155,7 @@ class RegisteredSchedule:
             return f"{self.name} has been due for {late}: no streamer runs that declares it as it is registered"
         if self.ahead_s > LATE_S:
             return (
-                f"{self.name} stands still: its next job is {format_seconds(self.ahead_s)} after its next time, because Postgres' clock "
+                f"{self.name} skips times: its next job is {format_seconds(self.ahead_s)} after its next time, because Postgres' clock "
                 "was ahead, and no streamer runs that would move it back"
             )
         return None
