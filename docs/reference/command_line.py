@@ -4,6 +4,7 @@ python docs/reference/command_line.py            writes them
 python docs/reference/command_line.py --check    compares them; exits with 1 if one is stale
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from inspect import Parameter
@@ -30,7 +31,13 @@ EXIT_CODES = (
 
 
 EXPLAINED = {get_args(each)[1].help for each in (Json, Apply)}
-"""What the page says of every command at its beginning."""
+"""Help texts that the beginning of the page repeats."""
+
+TIME = " (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago)"
+"""What the beginning of the page says of times."""
+
+NAME = re.compile(r"Name of the [\w-]+\.")
+"""Help of an argument that its name explains."""
 
 _SETTINGS = """\
 # Settings
@@ -72,14 +79,15 @@ _COMMANDS = """\
 *Which commands and options are there, and what do their exit codes mean?*
 
 Data goes to stdout, messages and the log to stderr; `--json` prints data as JSON.
-A command with `--apply` only shows a plan without it; `init`, only with `--roles`.
+A command with `--apply` only shows a plan without it (`init`: with `--roles`).
+A time is in ISO 8601, `2026-11-23T14:05+01:00`, in UTC without a zone, or `2h` for two hours ago.
 SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
 
 | exit code | meaning |
 | --- | --- |
 {codes}
 
-Every command takes these [settings](settings.md) as options: {common}; others are listed after *Also*.
+Every command takes these [settings](settings.md) as options: {common}. *Also* lists a command's others, `--apply`, `--json`, and the names that it takes.
 
 {commands}
 """
@@ -94,7 +102,7 @@ _METRICS = """\
 ## Of the state
 
 [`penstock metrics`](../how-to/watch-with-prometheus.md) prints or serves the state of the pipeline.
-At most 1,000 consumers and channels have series of their own; the others, and undeclared channels, share `_other`.
+At most 1,000 consumers and channels have their own series; the others, and undeclared channels, share `_other`.
 Counters are kept in Postgres and Redis, so no restart resets them.
 
 | metric | kind | labels | what it is |
@@ -174,7 +182,7 @@ def _render_command(path: str, command: Any, shown: set[str] | None = None) -> I
     yield ""
     yield " ".join((command.help or "").split())
     yield ""
-    listed = [*arguments, *(p for p in options if p.help not in EXPLAINED)]
+    listed = [p for p in [*arguments, *options] if p.help not in EXPLAINED and not NAME.fullmatch(p.help or "")]
     lines = {_render_parameter(parameter): parameter for parameter in listed}
     yield from (line for line in lines if line not in shown)
     if lines.keys() - shown:
@@ -183,10 +191,10 @@ def _render_command(path: str, command: Any, shown: set[str] | None = None) -> I
         yield f"As above: {', '.join(repeated)}."
         yield ""
     shown.update(lines)
-    extra = [p.opts[0] for p in options if p not in listed]
-    extra += [p.opts[0] for p in command.params if _is_setting(p) and p.name not in COMMON]
+    extra = [p for p in [*arguments, *options] if p not in listed]
+    extra += [p for p in command.params if _is_setting(p) and p.name not in COMMON]
     if extra:
-        yield f"Also: {', '.join(f'`{each}`' for each in extra)}."
+        yield f"Also: {', '.join(map(_format_short_name, extra))}."
         yield ""
 
 
@@ -205,7 +213,8 @@ def _is_setting(parameter: Any) -> bool:
 
 
 def _render_parameter(parameter: Any) -> str:
-    return f"- {_format_name(parameter)}: {' '.join((parameter.help or '').split())}"
+    text = " ".join((parameter.help or "").split()).replace(TIME, "")
+    return f"- {_format_name(parameter)}: {text}"
 
 
 def _format_short_name(parameter: Any) -> str:
@@ -214,11 +223,12 @@ def _format_short_name(parameter: Any) -> str:
 
 def _format_name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{parameter.name.upper()}`" if parameter.required else f"`[{parameter.name.upper()}]`"
+        name = parameter.name.upper().rstrip("_")
+        return f"`{name}`" if parameter.required else f"`[{name}]`"
     names = "/".join([*parameter.opts, *parameter.secondary_opts])
     if parameter.is_flag:
         return f"`{names}`"
-    return f"`{names} {(parameter.metavar or parameter.name.upper()).replace('|', '`, `')}`"
+    return f"`{names} {(parameter.metavar or parameter.name.upper().rstrip('_')).replace('|', '`, `')}`"
 
 
 def main() -> None:

@@ -56,16 +56,16 @@ class ProcessMetric:
 
 
 _TABLE = """\
-staged_records_total        counter   channel                      Records that this application has written into its transactions, also those rolled back.
+staged_records_total        counter   channel                      Records that this process has staged, including those rolled back.
 delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled come from the journal.
 stage_to_handler_seconds    histogram consumer,channel             Time from staging to the handler, of each applied record.
 handler_duration_seconds    histogram consumer,channel,error_type  Time of a handler's call; error_type is empty if it did not fail.
 handler_batch_records       histogram consumer,channel             Records that a handler is called with.
 round_duration_seconds      histogram worker                       Time of a round; a consumer's includes the wait for work.
 last_round_age_seconds      gauge     worker                       Time since the last round that reached both servers.
-server_wait_seconds_total   counter   worker,server                Pauses before a server that did not answer was asked again.
+server_wait_seconds_total   counter   worker,server                Pauses before retrying a server that did not answer.
 streamer_records_total      counter   step                         Records of the streamer: sequenced, added, known (sent again) and removed by retention.
-streamer_backlog_records    gauge     -                            Records that are sequenced and not in Redis.
+streamer_backlog_records    gauge     -                            Sequenced records that Redis lacks.
 recruit_jobs_total          counter   job,outcome                  Jobs of a recruiter: dismissed, finished, aborted, failed.
 """  # noqa: E501  a table
 

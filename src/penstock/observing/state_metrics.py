@@ -69,41 +69,41 @@ class StateMetric:
 
 _TABLE = """\
 up                                      gauge   max server              1 if the server answered, and Redis takes writes.
-build_info                              gauge   max version,revision    Always 1; the release of Penstock, and the newest revision of its tables that it knows.
+build_info                              gauge   max version,revision    Always 1; release of Penstock, and the newest revision of its tables.
 epoch                                   gauge   max -                   Epoch of the pipeline: raised by penstock reset epoch.
 last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.
-oldest_transaction_age_seconds          gauge   max -                   Age of the oldest transaction that holds up records of its own; 0 if there is none.
+oldest_transaction_age_seconds          gauge   max -                   Age of the oldest open transaction that has staged records; 0 without one.
 isolated_records                        gauge   sum -                   Staged records that can get no offset.
 staged_records                          gauge   sum channel             Committed records without an offset; counted up to 100,000.
 staged_oldest_age_seconds               gauge   max channel             Age of the oldest of these.
 sequenced_records_total                 counter sum channel             Records that got an offset.
 published_records_total                 counter sum channel             Records that Redis has, or has had.
-unpublished_records                     gauge   sum channel             Records with an offset that Redis has not.
+unpublished_records                     gauge   sum channel             Records with an offset that Redis lacks.
 unread_records                          gauge   sum channel             Records that nobody reads: their shard, or a checkpoint in it, is missing.
 log_records                             gauge   sum channel             Records that a log holds in Redis.
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
 log_memory_limit_bytes                  gauge   sum channel             Its budget.
 shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; 0 without a shard for a channel that has none.
-shard_damaged                           gauge   max channel,shard       1 for each shard whose keys in Redis hold something that Penstock did not write; 0 likewise.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; 0 likewise.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
-consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed; of a queue, jobs that are due and not done.
+consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed; for a queue, unfinished jobs that are due.
 consumer_lag_seconds                    gauge   max consumer,channel    Age of the first of these, in the worst shard.
-consumer_evicted_records                gauge   sum consumer,channel    Records that it has not passed and that have left Redis: it reads them from Postgres.
-consumer_dead_letters                   gauge   sum consumer,channel    Dead letters that it has now.
+consumer_evicted_records                gauge   sum consumer,channel    Records that it has not passed and Redis has evicted.
+consumer_dead_letters                   gauge   sum consumer,channel    Its dead letters now.
 consumer_paused                         gauge   max consumer,channel    1 while an operator has paused it, or its channel.
 consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; 0 without a shard for a consumer that has none.
 consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; 0 likewise.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
-queue_longest_wait_seconds              gauge   max channel             Time that the oldest message has waited that could be handed over.
+queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.
 queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by a limit.
-queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited to be handed over, of quiet and of noisy tenants, in the worst shard of the last minutes.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time until messages were handed over, of quiet and of noisy tenants, in the worst shard of the last minutes.
 queue_written_messages_total            counter sum channel             Messages that were written.
 queue_done_messages_total               counter sum channel             Messages that are done.
-queue_dead_lettered_messages_total      counter sum channel             Messages that died in Redis, at their deadline.
+queue_dead_lettered_messages_total      counter sum channel             Messages past their deadline.
 queue_reclaimed_messages_total          counter sum channel             Leases that ended by themselves.
 queue_lost_messages_total               counter sum channel             Messages whose bodies were deleted by hand.
 ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held.
@@ -114,8 +114,8 @@ reconciliation_last_run_timestamp_seconds gauge max reconciliation,consumer   St
 reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1 for the outcome of the last run.
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in it.
 reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that it repaired.
-schedule_late_seconds                   gauge   max schedule            Time for which its next job has been due; 0 if it is not.
-schedule_ahead_seconds                  gauge   max schedule            Time that it passes over, since Postgres' clock was ahead; otherwise 0.
+schedule_late_seconds                   gauge   max schedule            Time since its next job was due; 0 if it is not due.
+schedule_ahead_seconds                  gauge   max schedule            Time that it skips because Postgres' clock was ahead; otherwise 0.
 sample_duration_seconds                 gauge   max -                   Time that reading the status took.
 sample_timestamp_seconds                gauge   max -                   When it was read.
 """  # noqa: E501  a table

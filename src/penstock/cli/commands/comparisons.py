@@ -95,7 +95,7 @@ def reconcile(
         names: Names of reconciliations; all by default.
         apply: Repair the differences; without it, nothing changes.
         whole: With --apply: repair the consumer's whole state in one transaction, and replace its position.
-        report: Write every differing key to it: CSV if its name ends with .csv, else Parquet, on Spark.
+        report: Write every differing key to DIR: CSV if its name ends with .csv, else Parquet, on Spark.
         values: Also show and report the rows of both sides, with all values.
         resume: With --apply: continue the repairs of an interrupted run; without one, compare everything.
         wait: Maximum wait for a consumer at the cut.

@@ -220,7 +220,7 @@ def limit_(
     tenant: Annotated[
         str | None, typer.Option(help="The tenant; empty for all tenants without limits of their own.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The key, likewise.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key; empty for all keys without limits of their own.")] = None,
     in_flight: Annotated[int | None, typer.Option(help="Maximum number in flight.")] = None,
     rate: Annotated[float | None, typer.Option(help="Maximum number a second.")] = None,
     burst: Annotated[int | None, typer.Option(help="With a rate: maximum number at once after a pause.")] = None,
@@ -231,7 +231,7 @@ def limit_(
     bytes_: Annotated[
         int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")
     ] = None,
-    pause: Annotated[bool, typer.Option("--pause", help="Hand over nothing of it.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Hand over nothing of the tenant or key.")] = False,
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove the set limits, so that the declared ones hold.")
     ] = False,

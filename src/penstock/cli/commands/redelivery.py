@@ -102,7 +102,7 @@ def retry(
     plan: Annotated[bool, typer.Option("--plan")] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one is left. Those of a queue are staged again.
+    """Retry dead letters, in the order of the log; exits with 1 if one is left. Jobs are staged again.
 
     Args:
         parked: With a place: also the records parked behind it. Alone: all parked records.
