@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from penstock.consuming.queue.job_deliverer import RetryStates, released
 from penstock.consuming.queue.job_notes import MAX_ATTEMPTS, MAX_NOTES, OWN_RETRY_S, JobCounts, JobNotes
 from penstock.consuming.queue.outbox import Ended, Outbox
 from penstock.consuming.queue.prefetch import Prefetch, find_working
-from penstock.consuming.queue.worker_slots import HungSlots, WorkerSlot
+from penstock.consuming.queue.worker_slots import HungSlots, Slot, TransactionSlot
 from penstock.declaring.declarations import WorkerSpec
 from penstock.errors import HandlerExited, HandlerHung, ServerReplaced, ServerUnavailable
 from penstock.records import RecordId, Shard, ShardName
@@ -56,15 +56,18 @@ class Host:
 
     def __init__(self, outbox: Outbox, deliver: Callable[[Lease], Ended] = make_ended) -> None:
         self._outbox, self._deliver = outbox, deliver
-        self.slots: list[WorkerSlot] = []
+        self.slots: list[Slot] = []
         self.inbox = ThreadInbox()
 
     def start(self) -> None:
         deliverer = cast("Any", self)
-        self.slots.append(WorkerSlot(make_worker(), deliverer, self._outbox))
+        self.slots.append(TransactionSlot(make_worker(), deliverer, self._outbox))
 
-    def deliver(self, lease: Lease) -> Ended:
-        return self._deliver(lease)
+    def deliver_all(self, leases: Sequence[Lease], put: Callable[[Sequence[Ended]], None]) -> None:
+        for lease in leases:
+            self.exiting = lease
+            lease.begin()
+            put([self._deliver(lease)])
 
     def close(self, slots: int, wait_s: float) -> None:
         """Nothing runs."""
@@ -133,14 +136,14 @@ def test_a_slot_has_its_job_until_it_has_ended_and_its_time_counts_from_when_it_
     outbox, lease, other, seen = Outbox(), make_lease(since_s=LONG_S), make_lease("2"), []
 
     def deliver(lease: Lease) -> Ended:
-        seen.append([(each, each.held.begun_at > monotonic() - LONG_S / 2) for _, each in find_working(host.slots)])
+        seen.append([(each, each.held.begun_at > monotonic() - LONG_S / 2) for _, [each] in find_working(host.slots)])
         return make_ended(lease)
 
     host = Host(outbox, deliver)
     host.start()
     outbox.expect([lease, other])
     for each in (lease, other):
-        host.slots[0].deliver(each)
+        host.slots[0].deliver([each])
     assert seen == [[(lease, True)], [(other, True)]]
     assert find_working(host.slots) == []
     assert outbox.is_settling
@@ -153,7 +156,7 @@ def test_a_handler_that_hangs_is_replaced_its_job_comes_back_and_what_it_returns
     outbox.expect(leases)
     for lease in leases:
         host.start()
-        host.slots[-1].lease = lease
+        host.slots[-1].leases = [lease]
         hung.replace()
         assert len(host.slots) == 1
         lease.held.begun_at -= limit_s + 1
@@ -168,7 +171,7 @@ def test_a_handler_that_hangs_is_replaced_its_job_comes_back_and_what_it_returns
         assert len(host.slots) == 2
         late = host.slots.pop(0)
         assert late.is_abandoned
-        late.deliver(lease)
+        late.deliver([lease])
         host.slots.clear()
     ends = take_ended(outbox, len(leases))
     assert [(ended.lease, ended.error, ended.comes_back) for ended in ends] == [
@@ -190,7 +193,7 @@ def test_a_failure_of_the_worker_gives_the_job_back_and_an_exit_of_the_handler_c
     found = []
     for lease in leases:
         host.slots[0].is_cancelled = lease is leases[1]
-        host.slots[0].deliver(lease)
+        host.slots[0].deliver([lease])
         [ended] = take_ended(outbox, 1)
         found.append((ended.is_released, ended.error, outbox.take_unavailable(), outbox.error))
     assert found == [
@@ -215,7 +218,7 @@ def test_more_is_read_for_slots_with_short_jobs_and_nothing_for_those_that_are_a
     assert prefetch.together_s() > 0.0
     for lease in leases[:2]:
         host.start()
-        host.slots[-1].lease = lease
+        host.slots[-1].leases = [lease]
         lease.held.begun_at -= LONG_S
     assert (prefetch.enough, prefetch.together_s()) == (2, 0.0)
     leases[0].held.begin()

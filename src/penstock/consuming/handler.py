@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 from typing_extensions import override
 
-from penstock.consuming.failures import Culprit, error_class, is_exit
+from penstock.consuming.failures import Culprit, error_class
 from penstock.consuming.spans import HandlerSpans
 from penstock.database.connections import Database, get_database_url, make_async_engine, make_engine
 from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
@@ -170,6 +170,8 @@ class Caller(ABC):
         )
         self._spans = HandlerSpans(setup.consumer)
         self.aborts = Aborts(engine)
+        # called after the handler's call with each of several items; what it raises is that item's failure
+        self.after_item: Callable[[], None] = lambda: None
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
         self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
         setup.pipeline.attach(self._sessions)
@@ -228,9 +230,8 @@ class _SyncCaller(Caller):
                     self._handle_one(session, item)
                 else:
                     fresh_context().run(self._handle_one, session, item)
+                    self.after_item()
             except BaseException as error:
-                if is_exit(error):
-                    raise
                 raise Culprit(index) from error
 
     def _handle_one(self, session: Session, item: Any) -> None:
@@ -293,9 +294,9 @@ class _AsyncCaller(Caller):
         for index, item in enumerate(items):
             try:
                 await _run_apart(self._handle_one(session, item, flushes=is_alone or self._spans.has_children))
+                if not is_alone:
+                    self.after_item()
             except BaseException as error:
-                if is_exit(error):
-                    raise
                 raise Culprit(index) from error
         if not is_alone:
             await session.flush()

@@ -308,6 +308,21 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        ))::pg_catalog.text,
        (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
 
+-- :name begin_jobs
+-- Begins the transaction of several jobs: its id, and which server it is.  Qualified, as `finish_record`.
+SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
+       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
+
+-- :name finish_together
+-- Finishes the jobs of a transaction, after their effects.  Fails if it is not the transaction of the effects, or if one of the
+-- jobs was finished or cancelled meanwhile.  Sent together with COMMIT.  Qualified, as `check_transaction`.
+SELECT 1 OPERATOR(pg_catalog./) (
+           coalesce(pg_catalog.pg_current_xact_id_if_assigned() OPERATOR(pg_catalog.=) %(transaction)s::pg_catalog.xid8, false)
+           AND pg_catalog.cardinality(ARRAY(
+                   SELECT {schema}.finish_records(%(channel)s, %(ids)s::pg_catalog.int8[], %(staged)s::pg_catalog.int8[])
+               )) OPERATOR(pg_catalog.=) %(count)s
+       )::pg_catalog.int4;
+
 -- :name finish_jobs
 -- Finishes jobs whose handlers have returned: a transaction of its own.  A job that was finished or cancelled before is missing.
 SELECT {schema}.finish_records(%(channel)s, %(ids)s::bigint[], %(staged)s::bigint[]);

@@ -29,8 +29,8 @@ from penstock.database.transactions import Timeouts, guarded, handler_settings, 
 _PIPELINES = psycopg.Pipeline.is_supported()
 _PARAMETER = re.compile(rb"%\((\w+)\)s")
 
-_IS_PREPARED = "penstock_is_prepared"
-"""Key in the ``info`` of a connection on which the statement that begins transactions is prepared."""
+_PREPARED = "penstock_prepared"
+"""Key in the ``info`` of a connection: the names, by text, of the statements that are prepared to begin transactions."""
 
 ALONE_LOCK_S = 0.2
 """Longest wait for a lock, in seconds, of a statement that is a transaction of its own: others wait behind it."""
@@ -147,15 +147,39 @@ class _Query(NamedTuple):
         return cls(query, values, transformer.types or (), transformer.formats)
 
 
+class _Opening(NamedTuple):
+    """A statement that begins a transaction."""
+
+    query: bytes  # with the settings in front of its own columns
+    numbered: bytes  # the same, as it is prepared
+    names: tuple[bytes, ...]  # of its parameters, in the order of their numbers
+
+    def call(self, name: bytes, values: Mapping[bytes, bytes]) -> bytes:
+        """Returns the statement that executes it."""
+        return b"EXECUTE " + name + (b" (" + b", ".join(values[key] for key in self.names) + b")" if values else b"")
+
+
+@lru_cache(maxsize=256)
+def _open_with(query: bytes, settings: bytes) -> _Opening:
+    opening = query.replace(b"SELECT", settings, 1)
+    numbered, names = _numbered(opening)
+    return _Opening(opening, numbered, tuple(name.encode() for name in names))
+
+
 def _begin(connection: Any) -> bytes:
-    """The statement with which psycopg begins a transaction."""
+    """Returns the statement with which psycopg begins a transaction."""
+    return _begin_text(connection.isolation_level, connection.read_only, connection.deferrable)
+
+
+@cache
+def _begin_text(isolation: int | None, read_only: bool | None, deferrable: bool | None) -> bytes:  # noqa: FBT001  settings of psycopg's
     words = ["BEGIN"]
-    if connection.isolation_level is not None:
-        words.append("ISOLATION LEVEL " + IsolationLevel(connection.isolation_level).name.replace("_", " "))
-    if connection.read_only is not None:
-        words.append("READ ONLY" if connection.read_only else "READ WRITE")
-    if connection.deferrable is not None:
-        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    if isolation is not None:
+        words.append("ISOLATION LEVEL " + IsolationLevel(isolation).name.replace("_", " "))
+    if read_only is not None:
+        words.append("READ ONLY" if read_only else "READ WRITE")
+    if deferrable is not None:
+        words.append("DEFERRABLE" if deferrable else "NOT DEFERRABLE")
     return " ".join(words).encode()
 
 
@@ -216,24 +240,24 @@ class _Guarded(ABC):
         return self._run([(query, params)], commits=True).rowcount
 
     def begin_with(self, query: bytes, params: Mapping[str, str | int], /) -> Row:
-        opening, pgconn = query.replace(b"SELECT", self._texts.opening, 1), self.connection.pgconn
+        opening, pgconn = _open_with(query, self._texts.opening), self.connection.pgconn
         if pgconn.pipeline_status:  # the handler's own, around its first statement
-            return cast("Row", self._run([(opening, params)]).fetchone())
+            return cast("Row", self._run([(opening.query, params)]).fetchone())
         values = _literals(params)
         if pgconn.transaction_status != TransactionStatus.IDLE:  # begun by a statement that SQLAlchemy has not seen
-            return self._exchange(opening % values)
+            return self._exchange(opening.query % values)
         begin = _begin(self.connection) + b"; "
         if self.connection.prepare_threshold is None:
-            return self._exchange(begin + opening % values)
-        call = b"EXECUTE penstock_begin (" + b", ".join(values.values()) + b")"
-        if _IS_PREPARED in self._info:
+            return self._exchange(begin + opening.query % values)
+        prepared: dict[bytes, bytes] = self._info.setdefault(_PREPARED, {})
+        if (name := prepared.get(query)) is not None:
             try:
-                return self._exchange(begin + call)
+                return self._exchange(begin + opening.call(name, values))
             except psycopg.errors.InvalidSqlStatementName:  # a handler has had Postgres forget it
                 begin = b"ROLLBACK; " + begin
-        numbers = {name: b"$%d" % number for number, name in enumerate(values, 1)}
-        self._info[_IS_PREPARED] = True
-        return self._exchange(begin + b"PREPARE penstock_begin AS " + opening % numbers + b"; " + call)
+        name = prepared[query] = name or b"penstock_begin_%d" % len(prepared)
+        prepare = b"PREPARE " + name + b" AS " + opening.numbered + b"; "
+        return self._exchange(begin + prepare + opening.call(name, values))
 
     def commit_with(self, query: bytes, params: Mapping[str, str | int], /) -> None:
         if self.connection.pgconn.pipeline_status:  # one that the handler has left open

@@ -49,6 +49,9 @@ MIN_IDLE_TIMEOUT_S, MAX_IDLE_TIMEOUT_S = 0.1, 86_400.0
 MAX_CONCURRENCY = 1000
 """Upper bound of ``WorkerSpec.concurrency``."""
 
+MAX_TOGETHER = 100
+"""Upper bound of ``WorkerSpec.together``."""
+
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
 """Limits of a lease of a queue, in seconds."""
 
@@ -303,6 +306,9 @@ class WorkerSpec(ConsumerSpec):
             commit.
         backoff: Pause after the first failed attempt; doubled by each further one, up to five
             minutes.
+        together: How many short jobs a handler with a session may do in one transaction.  If one
+            of them fails, is cancelled or lost, all are rolled back, and the others are done
+            again without it.
     """
 
     each: bool = True
@@ -311,13 +317,17 @@ class WorkerSpec(ConsumerSpec):
     lease: Seconds = Seconds("30s", MIN_LEASE_S, MAX_LEASE_S)
     limit: Seconds = Seconds("5m", MIN_LEASE_S, MAX_LEASE_S)
     backoff: Seconds = Seconds("1s", 0.0, MAX_LEASE_S)
+    together: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(self.concurrency, 1, MAX_CONCURRENCY):
+        for name, limit in (("concurrency", MAX_CONCURRENCY), ("together", MAX_TOGETHER)):
+            if not is_number(value := getattr(self, name), 1, limit):
+                raise DeclarationError(f"{self.whose}: {name} is {value!r}; it takes 1 to {limit}")
+        if self.together > 1 and not self.takes_session:
             raise DeclarationError(
-                f"{self.whose}: concurrency is {self.concurrency!r}; it takes 1 to "
-                f"{MAX_CONCURRENCY}"
+                f"{self.whose}: together is for handlers that take a session; jobs of a handler "
+                "without one are finished together anyway"
             )
 
     @override

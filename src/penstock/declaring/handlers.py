@@ -54,6 +54,7 @@ class WorkerDeclaration(_Options, total=False):
     lease: Duration
     limit: Duration
     backoff: Duration
+    together: int
 
 
 _Each = TypeVar("_Each")

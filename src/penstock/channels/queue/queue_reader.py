@@ -360,24 +360,37 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
 
     def confirm(self, lease: Lease) -> bool:
         """See ``Lease.confirm``."""
-        held, asked_at = lease.held, monotonic()
-        if held.is_stale or asked_at - held.begun_at > self.options.limit_s:
-            return False
-        is_new = asked_at - held.extended_at < self.options.lease_s / 2
+        return self.confirm_all([lease])[0]
+
+    def confirm_all(self, leases: Sequence[Lease]) -> list[bool]:
+        """As ``Lease.confirm``, of several leases: those of a shard in one call."""
+        asked_at = monotonic()
+        groups: dict[tuple[int, bool], list[Held]] = {}
+        for held in (lease.held for lease in leases):
+            if not held.is_stale and asked_at - held.begun_at <= self.options.limit_s:
+                is_new = asked_at - held.extended_at < self.options.lease_s / 2
+                groups.setdefault((held.message.shard, is_new), []).append(held)
+        ours: dict[tuple[int, str], bool] = {}
+        for (shard, is_new), some in groups.items():
+            answers = self._confirm(shard, some, asked_at, is_new=is_new)
+            ours.update(zip((held.place for held in some), answers, strict=True))
+        return [ours.get(lease.held.place, False) for lease in leases]
+
+    def _confirm(self, number: int, leases: Sequence[Held], asked_at: float, *, is_new: bool) -> list[bool]:
+        """Asks a shard for leases, and extends them unless they are new."""
+        shard, pairs = self._rounds.shape.shards[number], [(held.message.id, held.token) for held in leases]
         try:
             if is_new:
-                is_ours = self._drive(self._confirm(held))
+                answers = self._drive(self._run(shard, shard.confirm(pairs), "confirming leases of"))
             else:
-                [is_ours] = self._extend(held.message.shard, [(held.message.id, held.token)])
-                held.extended_at = asked_at
+                answers = self._extend(number, pairs)
+                for held in leases:
+                    held.extended_at = asked_at
         except (ServerUnavailable, *UNUSABLE):
-            return is_new
-        held.is_stale = not is_ours
-        return is_ours
-
-    def _confirm(self, held: Held) -> Steps[bool]:
-        shard = self._rounds.shape.shards[held.message.shard]
-        return self._run(shard, shard.confirm(held.message.id, held.token), "confirming a lease of")
+            return [is_new] * len(leases)
+        for held, is_ours in zip(leases, answers, strict=True):
+            held.is_stale = not is_ours
+        return answers
 
     def forget(self, leases: Sequence[Lease]) -> None:
         """Extends leases no more; they end by themselves."""

@@ -279,10 +279,11 @@ class QueueShard:
             extended += [word == b"ok" for word in reply[1:]]
         return extended
 
-    def confirm(self, id_: str, token: str) -> Steps[bool]:
-        """True if a lease is still held."""
-        [[word]] = yield from script("queue/confirm").checked_steps([Call([self.keys.messages], (id_, token))])
-        return bool(word == b"ok")
+    def confirm(self, leases: Sequence[tuple[str, str]]) -> Steps[list[bool]]:
+        """Returns for each lease, an id and a token, whether it is still held."""
+        flat = [text for lease in leases for text in lease]
+        [words] = yield from script("queue/confirm").checked_steps([Call([self.keys.messages], flat)])
+        return [word == b"ok" for word in words]
 
     def delete(self, ids: Sequence[str], tenant: str = "") -> Steps[list[str]]:
         """Deletes messages, of one tenant alone if it is given; returns the state that each was in, or ``unknown``."""

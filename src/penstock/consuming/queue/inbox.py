@@ -32,6 +32,22 @@ class Inbox(ABC):
         newest = monotonic() - waited_s
         return [lease for lease in [*self._waiting] if lease.held.begun_at <= newest and self._take_out(lease)]
 
+    def take_more(self, most: int) -> list[Lease]:
+        """Takes jobs that wait already; none if a slot is to end."""
+        taken: list[Lease] = []
+        with suppress(queue.Empty, asyncio.QueueEmpty):
+            while len(taken) < most:
+                if (lease := self._poll()) is None:
+                    self._hand_over(None)
+                    break
+                if self._take_out(lease):
+                    taken.append(lease)
+        return taken
+
+    def __len__(self) -> int:
+        """Returns the number of jobs that wait."""
+        return len(self._waiting)
+
     def end(self, slots: int) -> None:
         """Lets so many slots end, each after its job."""
         for _ in range(slots):
@@ -43,6 +59,10 @@ class Inbox(ABC):
 
     @abstractmethod
     def _hand_over(self, lease: Lease | None) -> None: ...
+
+    @abstractmethod
+    def _poll(self) -> Lease | None:
+        """Returns what was handed over next; raises ``Empty``, or ``QueueEmpty``, if there is nothing."""
 
 
 class ThreadInbox(Inbox):
@@ -61,6 +81,10 @@ class ThreadInbox(Inbox):
     @override
     def _hand_over(self, lease: Lease | None) -> None:
         self._queue.put(lease)
+
+    @override
+    def _poll(self) -> Lease | None:
+        return self._queue.get_nowait()
 
 
 class TaskInbox(Inbox):
@@ -81,3 +105,7 @@ class TaskInbox(Inbox):
     def _hand_over(self, lease: Lease | None) -> None:
         with suppress(RuntimeError):  # the loop is closed after an exit
             self._loop.call_soon_threadsafe(self._queue.put_nowait, lease)
+
+    @override
+    def _poll(self) -> Lease | None:
+        return self._queue.get_nowait()

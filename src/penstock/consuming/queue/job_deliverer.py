@@ -2,12 +2,17 @@
 
 ``penstock.consuming.delivery`` decides about a failure, as for records.  A short pause for another transaction or a server is
 taken here; a longer one, and every pause after a failed attempt, the job spends in the queue, where it occupies no slot.
+
+Several jobs that are done together are divided by what fails, until those that can are committed, and each of the others is
+attempted alone, which decides about it.  So a failure of several counts for none of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from threading import Event
+from time import monotonic
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 import psycopg
@@ -17,6 +22,7 @@ from penstock.channels.queue.leases import pause_s
 from penstock.channels.queue.queue_reader import Lease
 from penstock.consuming.deliverer import MAX_PAUSE_S, MAX_REMEMBERED, Refusals, is_long, retry_conflicts, spread
 from penstock.consuming.delivery import (
+    FIRST_CONFLICT_PAUSE_S,
     NO_FAILURE,
     AskedToWait,
     Conflict,
@@ -28,7 +34,9 @@ from penstock.consuming.delivery import (
     RetryState,
     Unavailable,
     decide,
+    divide,
 )
+from penstock.consuming.delivery import pause_s as server_pause_s
 from penstock.consuming.failures import FailureLog, NotApplied, find_outcome, reason
 from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
@@ -39,12 +47,17 @@ from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
 from penstock.display import format_count
+from penstock.errors import HandlerCommitted, HandlerExited
 from penstock.observer import DeadLettered, ShardHalted
+from penstock.parallel import backoff_s
 from penstock.records import Shard, ShardName, forget_parsed
 
 log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
+
+MAX_CONFLICTS = 5
+"""Times that the transaction of several jobs may lose against others before the jobs are divided."""
 
 
 class Waiter(Protocol):
@@ -91,6 +104,10 @@ class RetryStates:
         known = self._of.pop(lease.message.id, NO_FAILURE)
         return replace(known, failures=lease.message.attempts - 1, items=1)
 
+    def has_failed(self, lease: Lease) -> bool:
+        """True if an attempt at the job has failed, or has met a server that could not do it."""
+        return lease.message.attempts > 1 or lease.message.id in self._of
+
     def remember(self, lease: Lease, state: RetryState) -> None:
         """Remembers the state of a job that is put back."""
         if len(self._of) >= MAX_REMEMBERED:
@@ -108,6 +125,7 @@ class SharedParts:
     states: RetryStates
     notes: JobNotes
     stopping: Event  # set while no job is to be tried again
+    confirm_all: Callable[[Sequence[Lease]], list[bool]]  # see ``QueueReader``
 
     def is_halted(self, lease: Lease) -> bool:
         """True if the job's shard was halted since it was read."""
@@ -141,6 +159,10 @@ class SharedParts:
         return job is not None and job.attempts <= self.worker.attempts
 
 
+_Parts = Sequence[Sequence[Lease]]
+_Put = Callable[[Sequence[Ended]], None]
+
+
 class JobDeliverer:
     """Delivers jobs, one after the other, in a slot of a worker; or ends those whose handlers take no session."""
 
@@ -150,6 +172,122 @@ class JobDeliverer:
         self._letters = JobDeadLetters(parts.worker)
         self._policy = Policy(parts.worker.attempts, parts.worker.on_poison)
         self._states = parts.states
+        self._conflicts = 0
+        self.exiting: Lease | None = None  # of the job whose handler has raised ``HandlerExited``
+
+    def deliver_all(self, leases: Sequence[Lease], put: _Put) -> None:
+        """Attempts jobs, several in one transaction, until each has ended; ``put`` takes their ends."""
+        parts: _Parts = [leases]
+        self._conflicts, is_first = 0, True
+        while parts := self._leave_out_stale(parts, put):
+            if not is_first and self._waiter.pause(0):
+                put([released(lease) for lease in chain(*parts)])
+                return
+            for lease in chain(*parts):  # limit is the time of one attempt
+                lease.begin()
+            part, *others = parts
+            parts = [*self._attempt(part, put), *others]
+            is_first = False
+
+    @staticmethod
+    def _leave_out_stale(parts: _Parts, put: _Put) -> _Parts:
+        if ended := [Ended(lease, _STALE, None) for lease in chain(*parts) if lease.is_stale]:
+            put(ended)
+        return [rest for part in parts if (rest := [lease for lease in part if not lease.is_stale])]
+
+    def _attempt(self, part: Sequence[Lease], put: _Put) -> _Parts:
+        """Attempts jobs once, or one until it has ended; returns the parts that are to be attempted now."""
+        if len(part) == 1:
+            [self.exiting] = part
+            put([self.deliver(part[0])])
+            return []
+        began = monotonic()
+        jobs = {lease: job for lease in part if self._may_join(job := self._parts.read(lease), lease)}
+        if len(jobs) < len(part):
+            return [[*jobs], *([lease] for lease in part if lease not in jobs)]
+        try:
+            is_committed = self.transaction.apply_together([*jobs.values()], lambda: self._find_lost(jobs))
+        except NotApplied as failed:
+            return self._after_together(jobs, failed, put)
+        except HandlerExited:
+            self.exiting = part[self.transaction.culprit or 0]
+            raise
+        if not is_committed:
+            return self._divide(part)
+        self._states.refusals.count_applied(len(part))
+        for job in jobs.values():
+            self._states.waiting.pop(_shard(job), None)
+        took_s = (monotonic() - began) / len(part)
+        put([_applied(lease, took_s) for lease in part])
+        return []
+
+    def _may_join(self, job: Job[Any] | None, lease: Lease) -> TypeGuard[Job[Any]]:
+        """True if a job may be done together with others."""
+        return self._parts.may_begin(job) and not (
+            job.is_cancelled or self._parts.is_halted(lease) or self._states.has_failed(lease)
+        )
+
+    def _find_lost(self, jobs: Mapping[Lease, Job[Any]]) -> int | None:
+        """Returns the index of a job that was cancelled, or whose lease has ended."""
+        ours = self._waiter.call(lambda: self._parts.confirm_all([*jobs]))
+        pairs = enumerate(zip(jobs.values(), ours, strict=True))
+        return next((index for index, (job, is_ours) in pairs if job.is_cancelled or not is_ours), None)
+
+    def _divide(self, part: Sequence[Lease]) -> _Parts:
+        """Divides jobs that cannot be committed together: around the one at fault, or in halves."""
+        size, culprit = len(part), self.transaction.culprit
+        sizes = (size // 2, size - size // 2) if culprit is None else (culprit, 1, size - culprit - 1)
+        return divide(part, sizes)
+
+    def _after_together(self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put) -> _Parts:
+        """Decides about jobs that have failed together; returns the parts that are to be attempted now."""
+        if isinstance(failed.error, HandlerCommitted):
+            return self._end_committed(jobs, failed, put)
+        match failed.outcome:
+            case Conflict() if self._conflicts < MAX_CONFLICTS:
+                self._conflicts += 1
+                self._waiter.pause(spread(backoff_s(self._conflicts, FIRST_CONFLICT_PAUSE_S, MAX_PAUSE_S)))
+                return [[*jobs]]
+            case Unavailable() if self.transaction.culprit is None:
+                put([self._wait_for_server(lease, job, failed) for lease, job in jobs.items()])
+                return []
+            case _:
+                return self._divide([*jobs])
+
+    def _wait_for_server(self, lease: Lease, job: Job[Any], failed: NotApplied) -> Ended:
+        self._states.log.show(_shard(job), failed)
+        state = self._states.take(lease)
+        waits = state.waits + 1
+        return self._put_back(lease, replace(state, waits=waits), failed, server_pause_s(waits))
+
+    def _end_committed(self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put) -> _Parts:
+        """Halts the shard of a handler that has committed.  The jobs until then have their effects, and are finished.
+
+        If nobody knows which handler it was, because another transaction was begun behind our back, none is finished:
+        a job must not be lost.
+        """
+        culprit, said = self.transaction.culprit, f"failed 1 time: {failed.reason}"
+        leases = [*jobs]
+        committed = leases[: culprit + 1] if culprit is not None and self.transaction.is_ended_by_culprit else []
+        try:
+            self._finish_committed([jobs[lease] for lease in committed])
+        except NotApplied:
+            committed = []
+        if not committed:
+            said += f"; or one of the {format_count(len(jobs), 'job')} that were done together, and none of them is finished"
+        halting = leases[culprit or 0]
+        halted = self._note_halted(halting, self._halt(halting, jobs[halting], said, failed.kind))
+        put([*(_ended(lease, _APPLIED, "done") for lease in committed[:-1]), halted])
+        return [[lease for lease in leases if lease not in {*committed, halting}]]
+
+    def _finish_committed(self, jobs: Sequence[Job[Any]]) -> None:
+        if jobs:
+            retry_conflicts(lambda: self.transaction.finish_all(jobs, {}), self._waiter.pause)
+
+    def put_apart(self, lease: Lease) -> Ended:
+        """Gives back one of several jobs of which one has hung: each is attempted alone next time."""
+        self._states.remember(lease, NO_FAILURE)
+        return released(lease)
 
     def deliver(self, lease: Lease) -> Ended:
         """Attempts a job until it can be settled; gives it back if its shard was halted since it was read."""
@@ -191,6 +329,8 @@ class JobDeliverer:
 
     def _deliver(self, lease: Lease, job: Job[Any]) -> Ended:
         state = self._states.take(lease)
+        if job.is_cancelled:
+            return self._cancel(lease, job, state)
         while True:
             try:
                 done = self.transaction.apply_job(job, lambda: self._may_commit(lease, job))
@@ -324,6 +464,12 @@ def _ended(lease: Lease, counts: Counts, outcome: str, **more: Any) -> Ended:
 
 
 _APPLIED, _SKIPPED, _STALE = Counts(applied=1), Counts(skipped=1), Counts(stale=1)
+
+
+def _applied(lease: Lease, took_s: float) -> Ended:
+    """Ends one of several jobs that were committed together, after its part of their time."""
+    settlement = lease.held.settlement("done", seconds=took_s)
+    return Ended(lease, _APPLIED, settlement, at=lease.held.begun_at + took_s)
 
 
 def finished(handled: HandledJob, *, is_new: bool) -> Ended:

@@ -4,6 +4,10 @@
 
 It begins with the handler's first statement, so that a handler which computes, or waits for a service, holds no
 transaction open meanwhile.  A handler without a statement has one that only finishes the record.
+
+Several short jobs may be done in one transaction, which finishes all of them or none, at its end:
+
+    BEGIN  →  the statements of each handler  →  the leases are still ours  →  finish_records, COMMIT
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +17,7 @@ from time import monotonic
 from typing import Any, ClassVar, NoReturn
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection as EngineConnection
 from sqlalchemy import RootTransaction, event
 from typing_extensions import override
@@ -61,7 +66,12 @@ class JobTransaction(HandlerTransaction):
         self._job: Job[Any] | None = None
         self._executing: Store[CommittingExecutor] | None = None
         self._error: Exception | None = None
-        self._is_repeated = False
+        self._is_repeated = self._is_together = False
+        # of jobs that were not applied together: the index of the one at fault, if it is known
+        self.culprit: int | None = None
+        # True if the handler of the culprit had ended the transaction, and had begun no other
+        self.is_ended_by_culprit = False
+        self._caller.after_item = self._check_not_ended
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
 
     def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | HandlerOutcome:
@@ -75,6 +85,90 @@ class JobTransaction(HandlerTransaction):
         """Finishes a job without an effect."""
         forget_parsed(job)  # a result that the handler has set
         return self._caller.enter(lambda: self._transact(job, is_ours, None))
+
+    def apply_together(self, jobs: Sequence[Job[Any]], find_lost: Callable[[], int | None]) -> bool:
+        """Attempts several jobs in one transaction; false if one of them is lost, finished or cancelled.
+
+        ``find_lost`` is asked after the handlers for the index of one that must not be committed.
+        None is finished before: a handler that commits by itself would lose the jobs after its own.
+        If it returns false, or raises ``NotApplied``, nothing was written, and ``culprit`` is set,
+        if it is known.
+        """
+        return self._caller.enter(lambda: self._transact_together(jobs, find_lost))
+
+    def _transact_together(self, jobs: Sequence[Job[Any]], find_lost: Callable[[], int | None]) -> bool:
+        self.culprit, self.is_ended_by_culprit = None, False
+        with self._connected() as connection:
+            transaction = connection.begin()  # nothing is sent before the first statement
+            self._caller.aborts.last = None
+            store = self._store(connection)
+            self._begin_together(store)
+            self._is_together = True
+            try:
+                self._call(connection, jobs)
+            finally:
+                self._is_together = False
+            crashpoint("jobs.after_apply")
+            self._write_results(store, jobs)
+            self.culprit = find_lost()
+            crashpoint("jobs.before_commit")
+            if self.culprit is not None or not self._finish_together(store, jobs):
+                self._end(keep=True)
+                return False
+            commit(transaction)  # of SQLAlchemy's: nothing is sent
+        crashpoint("jobs.after_commit")
+        return True
+
+    def _begin_together(self, store: Store[CommittingExecutor]) -> None:
+        self._xid = ""
+        try:
+            *_, xid, started_us = store.connection.begin_with(store["begin_jobs"], {})
+        except Exception as error:
+            raise NotApplied(find_outcome(error), error) from error
+        check_same_server(int(started_us), self._server_start_us)
+        self._xid, self._called_at = xid, monotonic()
+
+    def _write_results(self, store: Store[CommittingExecutor], jobs: Sequence[Job[Any]]) -> None:
+        for index, job in enumerate(jobs):
+            try:
+                self._write_result(store, job)
+            except Exception as error:
+                self.culprit = index
+                ended = self._explained(error)
+                raise NotApplied(find_outcome(ended), ended) from error
+
+    def _finish_together(self, store: Store[CommittingExecutor], jobs: Sequence[Job[Any]]) -> bool:
+        """Finishes the jobs and commits; false if one of them was finished or cancelled meanwhile."""
+        values: dict[str, str | int] = {
+            "transaction": self._xid,
+            "channel": self._consumer.channel.name,
+            "ids": int_array(job.id for job in jobs),
+            "staged": int_array(job.staged_us for job in jobs),
+            "count": len(jobs),
+        }
+        try:
+            store.connection.commit_with(store["finish_together"], values)
+        except Exception as error:
+            if _is_refused(error):
+                if (committed := self._committed_by_handler()) is None:
+                    return False
+                raise NotApplied(find_outcome(committed), committed) from error
+            ended = self._explained(error)
+            raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error
+        return True
+
+    def _check_not_ended(self) -> None:
+        """Raises if the transaction of several jobs was ended by the handler that was called last."""
+        if self._is_together and self._is_idle():
+            raise self._ended_by_handler()
+
+    def _is_idle(self) -> bool:
+        """True if no transaction is open."""
+        connection = self._connection
+        if connection is None or connection.closed or connection.invalidated:
+            return False
+        driver: Any = connection.connection.driver_connection
+        return bool(driver.pgconn.transaction_status == TransactionStatus.IDLE)
 
     def finish_all(self, jobs: Sequence[Job[Any]], results: Mapping[RecordId, str]) -> set[RecordId]:
         """Finishes jobs whose handlers took no session, with their results, in one transaction of its own.
@@ -139,7 +233,8 @@ class JobTransaction(HandlerTransaction):
         crashpoint("jobs.after_apply")
 
     def _before_statement(self, *_: Any) -> None:
-        """Finishes the record before the handler's first statement."""
+        """Finishes the record before the handler's first statement; one job of several must not begin another transaction."""
+        self._check_not_ended()
         if self._job is not None and self._executing is not None and not self._xid:
             self._finish(self._executing, self._job)
 
@@ -169,9 +264,7 @@ class JobTransaction(HandlerTransaction):
         try:
             if not self._xid:
                 self._finish(store, self._job)
-            if self._job.result is not None:
-                values = {"id": self._job.id, "channel": self._job.channel, "result": encode_result(self._job.result)}
-                store.execute("write_result", values)
+            self._write_result(store, self._job)
             if is_none:
                 job = self._job
                 store.execute("note_no_effect", {"id": job.id, "channel": job.channel, "shard": job.shard})
@@ -181,6 +274,12 @@ class JobTransaction(HandlerTransaction):
             ended = self._explained(error)
             raise NotApplied(find_outcome(ended), ended) from error
 
+    @staticmethod
+    def _write_result(store: Store[CommittingExecutor], job: Job[Any]) -> None:
+        if job.result is not None:
+            values = {"id": job.id, "channel": job.channel, "result": encode_result(job.result)}
+            store.execute("write_result", values)
+
     def _commit(self, transaction: RootTransaction) -> None:
         """Commits, if this still is the transaction in which the record was finished: the handler has not ended it."""
         assert self._executing is not None
@@ -188,15 +287,11 @@ class JobTransaction(HandlerTransaction):
         try:
             store.connection.commit_with(store["check_transaction"], {"transaction": self._xid})
         except Exception as error:
-            ended = self._explained(self._find_end(error))
+            ended = self._explained(self._ended_by_handler() if _is_refused(error) else error)
             raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error
         commit(transaction)  # of SQLAlchemy's: nothing is sent
 
-    def _find_end(self, error: Exception) -> Exception:
-        """The error, or that of a handler that has ended its transaction."""
-        # One of a trigger of the application's, which was deferred to the end, has a context.
-        if not isinstance(error, psycopg.errors.DivisionByZero) or error.diag.context:
-            return error
+    def _ended_by_handler(self) -> BrokenTransaction:
         return BrokenTransaction(
             f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
             "its session: return to commit, raise to roll back"
@@ -213,10 +308,19 @@ class JobTransaction(HandlerTransaction):
 
     @override
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
+        if self._is_together:
+            self.culprit, self.is_ended_by_culprit = index, index is not None and self._is_idle()
+            super()._raise_failure(index, error)
         self._raise_if_not_ours()
         if isinstance(error, HandlerOutcome | Repeated):
             raise error
         super()._raise_failure(index, error)
+
+
+def _is_refused(error: Exception) -> bool:
+    """True if the last statement has refused to commit, by a division by zero."""
+    # One of a trigger of the application's, which was deferred to the end, has a context.
+    return isinstance(error, psycopg.errors.DivisionByZero) and not error.diag.context
 
 
 def encode_result(value: object) -> str:

@@ -24,19 +24,19 @@ MAX_HANDLED = 300
 """Limit of the jobs whose handlers have returned, and whose end is not committed: as many may be repeated after a crash."""
 
 
-class Slot(Protocol):
-    """A slot, as far as its job is concerned."""
+class HasJobs(Protocol):
+    """A slot, as far as its jobs are concerned."""
 
-    lease: Lease | None  # of the job that it has
+    leases: Sequence[Lease]  # of the jobs that it has
     is_abandoned: bool  # it was replaced
 
 
-SlotT = TypeVar("SlotT", bound=Slot)
+SlotT = TypeVar("SlotT", bound=HasJobs)
 
 
-def find_working(slots: Iterable[SlotT]) -> list[tuple[SlotT, Lease]]:
-    """Returns the slots that have a job, and its lease; without those that were abandoned."""
-    return [(slot, lease) for slot in [*slots] if not slot.is_abandoned and (lease := slot.lease) is not None]
+def find_working(slots: Iterable[SlotT]) -> list[tuple[SlotT, Sequence[Lease]]]:
+    """Returns the slots that have jobs, and their leases; without those that were abandoned."""
+    return [(slot, leases) for slot in [*slots] if not slot.is_abandoned and (leases := slot.leases)]
 
 
 class Prefetch:
@@ -45,7 +45,7 @@ class Prefetch:
     def __init__(self, worker: WorkerSpec, outbox: Outbox) -> None:
         self._concurrency, self._outbox = worker.concurrency, outbox
         self._max_ahead = MAX_ROOM if worker.takes_session else MAX_ROOM_WITHOUT_SESSIONS
-        self.slots: Sequence[Slot] = ()
+        self.slots: Sequence[HasJobs] = ()
 
     @property
     def enough(self) -> int:
@@ -76,4 +76,4 @@ class Prefetch:
     def _newest_job_s(self) -> float:
         """Returns for how many seconds a slot has had the newest job; 0 if none has one."""
         now = monotonic()
-        return min((now - lease.held.begun_at for _, lease in find_working(self.slots)), default=0.0)
+        return min((now - leases[0].held.begun_at for _, leases in find_working(self.slots)), default=0.0)

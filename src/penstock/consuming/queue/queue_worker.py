@@ -122,7 +122,15 @@ class QueueWorker(Worker):
         )
         before_abandoned[self] = self._reader.close
         self._leave_out_shards()
-        parts = SharedParts(self._spec, self._setup, self._server_start_us, self._states, self._notes, self._stopping)
+        parts = SharedParts(
+            self._spec,
+            self._setup,
+            self._server_start_us,
+            self._states,
+            self._notes,
+            self._stopping,
+            self._reader.confirm_all,
+        )
         self._prefetch = Prefetch(self._spec, self._outbox)
         self._finisher = None if self._spec.takes_session else Finisher(parts, self._outbox, self._prefetch)
         self._slots = make_slots(parts, self._outbox, self._finisher)
@@ -203,12 +211,13 @@ class QueueWorker(Worker):
         self._taken += len(leases)
         self._may_have_more = bool(leases)
         self._outbox.expect(leases)
-        self._slots.inbox.put(leases if self._spec.takes_session else self._find_outstanding(leases))
+        is_finished_first = self._spec.takes_session and self._spec.together == 1
+        self._slots.inbox.put(leases if is_finished_first else self._find_outstanding(leases))
         if self._outbox.is_idle:
             self._backoff.reset()
 
     def _find_outstanding(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Returns the leases whose jobs are neither finished nor cancelled: no transaction keeps the others from being handled.
+        """Returns the leases whose jobs are neither finished nor cancelled: nothing else keeps the others from being handled.
 
         While Postgres cannot tell, no job is begun.
         """
@@ -291,8 +300,8 @@ class QueueWorker(Worker):
             return  # they are read at the next interval
 
     def _read_cancelled(self, transaction: HandlerTransaction) -> frozenset[str]:
-        working = find_working(self._slots.slots)
-        ids = [number for _, lease in working if (number := find_number(lease.message.id.encode())) is not None]
+        working = [lease for _, leases in find_working(self._slots.slots) for lease in leases]
+        ids = [number for lease in working if (number := find_number(lease.message.id.encode())) is not None]
         if not ids:
             return frozenset()
         return frozenset(

@@ -1,11 +1,11 @@
-"""Slots of a worker, each for one job at a time: threads, or tasks of one event loop.
+"""Slots of a worker, each for one transaction at a time: threads, or tasks of one event loop.
 
-A slot takes one job after the other from an inbox that all slots share, and puts its end into their outbox.  A slot whose
-handler hangs is replaced by another, and ends once its handler returns.
+A slot takes one job after the other from an inbox that all slots share, or a few that are done together, and puts their ends
+into the slots' outbox.  A slot whose handler hangs is replaced by another, and ends once its handler returns.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event, Thread
@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.util import await_only, greenlet_spawn
-from typing_extensions import override
 
 from penstock.channels.queue.queue_reader import Lease
 from penstock.consuming.failures import is_exit
@@ -33,48 +32,68 @@ log = structlog.get_logger("penstock.consumer")
 
 Result = TypeVar("Result")
 
-_MakeSlot = Callable[[Waiter], "WorkerSlot"]
+_MakeSlot = Callable[[Waiter], "Slot"]
 
 POLL_S = 0.05
 """Longest wait of a task, in seconds, before it notices a stop."""
+
+TOGETHER_LIMIT_S = 0.1
+"""Longest time, in seconds, of jobs that are done in one transaction, by the mean time of the last ones."""
 
 CANCELLING_S = 1.0
 """Seconds that a task may take to end at its time limit before it counts as hanging."""
 
 
-class WorkerSlot:
-    """Works on one job at a time.
+class Slot(Protocol):
+    """Works on the jobs that it has.
 
-    One that ``is_abandoned`` was replaced, and ends with the job that it has.  One that ``is_cancelled`` gives its job back.
+    One that ``is_abandoned`` was replaced, and ends with them.  One that ``is_cancelled`` gives them back.
     """
+
+    leases: Sequence[Lease]  # of the jobs that it has
+    is_abandoned: bool
+    is_cancelled: bool
+    has_ended: bool
+
+    def deliver(self, leases: Sequence[Lease]) -> None:
+        """Delivers jobs, and puts their ends into the outbox."""
+
+    async def deliver_async(self, leases: Sequence[Lease]) -> None:
+        """As ``deliver``, in a task."""
+
+    def abandon(self) -> list[Ended]:
+        """Gives back the jobs of a handler that hangs, which has no effect any more."""
+
+    def close(self) -> None:
+        """Says that the slot has ended."""
+
+
+class TransactionSlot:
+    """Does jobs in transactions, on a connection of its own."""
 
     def __init__(self, worker: WorkerSpec, deliverer: JobDeliverer, outbox: Outbox) -> None:
         self._worker, self._deliverer, self._outbox = worker, deliverer, outbox
-        self.lease: Lease | None = None  # of the job that it has
-        self.is_abandoned = self.is_cancelled = False
-        self.has_ended = False
+        self.leases: Sequence[Lease] = ()
+        self.is_abandoned = self.is_cancelled = self.has_ended = False
 
-    def deliver(self, lease: Lease) -> None:
-        """Delivers a job, and puts its end into the outbox."""
-        lease.begin()
-        self.lease = lease
-        ended = self._deliver(lease)
-        self.lease = None
-        self._outbox.put(ended)
-
-    def _deliver(self, lease: Lease) -> Ended:
+    def deliver(self, leases: Sequence[Lease]) -> None:
+        """Delivers jobs, in one transaction if there are several and none of them fails."""
+        self.leases = leases
         try:
-            return self._deliverer.deliver(lease)
-        except HandlerExited as failure:
-            return self._exited(lease, failure)
+            self._deliverer.deliver_all(leases, self._put)
         except BaseException as failure:  # noqa: BLE001  the worker's own thread waits, or raises it again
-            return replace(released(lease), failure=failure)
+            self._put(self._end_failed(failure))
 
-    def _exited(self, lease: Lease, failure: HandlerExited) -> Ended:
-        """Ends the worker, unless it ends anyway.  A job that ends each process must not do so for ever: it loses an attempt."""
-        if self.is_cancelled:
-            return released(lease)
-        return replace(retried(lease, self._worker, "HandlerExited"), failure=failure)
+    async def deliver_async(self, leases: Sequence[Lease]) -> None:
+        """As ``deliver``, in a task."""
+        await greenlet_spawn(self.deliver, leases)
+
+    def abandon(self) -> list[Ended]:
+        """Gives back the jobs of a handler that hangs; of several, each is done alone next time."""
+        leases = _abandon(self)
+        if len(leases) == 1:
+            return [retried(leases[0], self._worker, "HandlerHung")]
+        return [self._deliverer.put_apart(lease) for lease in leases]
 
     def close(self) -> None:
         """Closes the connection, and says that the slot has ended."""
@@ -82,28 +101,49 @@ class WorkerSlot:
         with suppress(Exception):  # the connection is gone
             self._deliverer.close()
 
+    def _put(self, ended: Sequence[Ended]) -> None:
+        out = {job.lease for job in ended}
+        self.leases = [lease for lease in self.leases if lease not in out]
+        self._outbox.put_all(ended)
 
-class CallingSlot(WorkerSlot):
+    def _end_failed(self, failure: BaseException) -> list[Ended]:
+        """Gives jobs back after a failure of the worker, or of a handler that wants the process to end."""
+        if not isinstance(failure, HandlerExited):
+            return [replace(released(lease), failure=failure) for lease in self.leases]
+        exiting = self._deliverer.exiting
+        return [
+            _end_exited(self, self._worker, lease, failure) if lease is exiting else released(lease)
+            for lease in self.leases
+        ]
+
+
+class CallingSlot:
     """Calls handlers that take no session: it has no connection, and the finisher ends its jobs."""
 
     def __init__(self, parts: SharedParts, outbox: Outbox, finisher: Finisher, caller: JobCaller) -> None:
         self._worker, self._outbox, self._parts = parts.worker, outbox, parts
         self._finisher, self._caller = finisher, caller
-        self.lease = None
+        self.leases: Sequence[Lease] = ()
         self.is_abandoned = self.is_cancelled = self.has_ended = False
 
-    @override
-    def deliver(self, lease: Lease) -> None:
-        if (job := self._begin(lease)) is not None:
-            self._end(lease, job, self._caller.call(job))
+    def deliver(self, leases: Sequence[Lease]) -> None:
+        """Calls the handler with each job."""
+        for lease in leases:
+            if (job := self._begin(lease)) is not None:
+                self._end(lease, job, self._caller.call(job))
 
-    async def deliver_async(self, lease: Lease) -> None:
+    async def deliver_async(self, leases: Sequence[Lease]) -> None:
         """As ``deliver``, in a task."""
-        if (job := self._begin(lease)) is not None:
-            self._end(lease, job, await self._caller.call_async(job))
+        for lease in leases:
+            if (job := self._begin(lease)) is not None:
+                self._end(lease, job, await self._caller.call_async(job))
 
-    @override
+    def abandon(self) -> list[Ended]:
+        """Gives back the job of a handler that hangs."""
+        return [retried(lease, self._worker, "HandlerHung") for lease in _abandon(self)]
+
     def close(self) -> None:
+        """Says that the slot has ended."""
         self.has_ended = True
 
     def _begin(self, lease: Lease) -> Job[Any] | None:
@@ -116,15 +156,15 @@ class CallingSlot(WorkerSlot):
         if not self._parts.may_begin(job):
             self._finisher.put(HandledJob(lease, job))
             return None
-        self.lease = lease
+        self.leases = (lease,)
         return job
 
     def _end(self, lease: Lease, job: Job[Any], error: BaseException | None) -> None:
-        self.lease = None
+        self.leases = ()
         if error is not None and is_exit(error):
             failure = HandlerExited(exit_text(self._worker, error))
             failure.__cause__ = error
-            self._outbox.put(self._exited(lease, failure))
+            self._outbox.put(_end_exited(self, self._worker, lease, failure))
             return
         result = None
         if error is None and job.result is not None:
@@ -135,10 +175,33 @@ class CallingSlot(WorkerSlot):
         self._finisher.put(HandledJob(lease, job, error, result, monotonic() - lease.held.begun_at))
 
 
+def _end_exited(slot: Slot, worker: WorkerSpec, lease: Lease, failure: HandlerExited) -> Ended:
+    """Ends the worker, unless it ends anyway.  A job that ends each process must not do so for ever: it loses an attempt."""
+    if slot.is_cancelled:
+        return released(lease)
+    return replace(retried(lease, worker, "HandlerExited"), failure=failure)
+
+
+def _abandon(slot: Slot) -> Sequence[Lease]:
+    """Waits for a slot no more; returns the leases of its jobs, which it cannot commit."""
+    slot.is_abandoned, leases = True, slot.leases
+    for lease in leases:
+        lease.held.is_stale = True
+    return leases
+
+
+def _take_more(inbox: Inbox, worker: WorkerSpec, outbox: Outbox) -> list[Lease]:
+    """Takes further short jobs for one transaction: the slot's share of those that wait."""
+    if worker.together == 1 or outbox.job_s is None:
+        return []
+    share = (len(inbox) + 1) // worker.concurrency
+    return inbox.take_more(min(worker.together, share, int(TOGETHER_LIMIT_S / max(outbox.job_s, 1e-5))) - 1)
+
+
 class WorkerSlots(Protocol):
     """Several slots."""
 
-    slots: list[WorkerSlot]  # those that have not ended
+    slots: list[Slot]  # those that have not ended
 
     @property
     def inbox(self) -> Inbox:
@@ -155,9 +218,9 @@ def make_slots(parts: SharedParts, outbox: Outbox, finisher: Finisher | None) ->
     """The slots for a worker's handler: tasks for one that is ``async def``, or else threads; a finisher ends jobs without a session."""
     caller = None if finisher is None else JobCaller(parts.setup, parts.worker)
 
-    def make(waiter: Waiter) -> WorkerSlot:
+    def make(waiter: Waiter) -> Slot:
         if finisher is None or caller is None:
-            return WorkerSlot(parts.worker, JobDeliverer(parts, waiter), outbox)
+            return TransactionSlot(parts.worker, JobDeliverer(parts, waiter), outbox)
         return CallingSlot(parts, outbox, finisher, caller)
 
     return _TaskSlots(parts, outbox, make) if parts.worker.is_async else _ThreadSlots(parts, outbox, make)
@@ -168,7 +231,7 @@ class _ThreadSlots:
         self._parts, self._outbox, self._make = parts, outbox, make
         self._threads: list[Thread] = []
         self.inbox = ThreadInbox()
-        self.slots: list[WorkerSlot] = []
+        self.slots: list[Slot] = []
 
     def start(self) -> None:
         slot = self._make(InThread(self._parts.stopping))
@@ -184,10 +247,10 @@ class _ThreadSlots:
         for thread in self._threads:
             thread.join(max(0.0, end - monotonic()))
 
-    def _run(self, slot: WorkerSlot) -> None:
+    def _run(self, slot: Slot) -> None:
         try:
             while not slot.is_abandoned and (lease := self.inbox.take()) is not None:
-                slot.deliver(lease)
+                slot.deliver([lease, *_take_more(self.inbox, self._parts.worker, self._outbox)])
         finally:
             self.slots.remove(slot)
             slot.close()
@@ -218,7 +281,7 @@ class _TaskSlots:
         note_tasks(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self.inbox = TaskInbox(self._loop)
-        self.slots: list[WorkerSlot] = []
+        self.slots: list[Slot] = []
         self._thread = Thread(target=self._run_loop, name=f"{parts.worker.name}-loop", daemon=True)
         self._thread.start()
 
@@ -248,13 +311,10 @@ class _TaskSlots:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, slot: WorkerSlot) -> None:
+    async def _run(self, slot: Slot) -> None:
         try:
             while not slot.is_abandoned and (lease := await self.inbox.take()) is not None:
-                if isinstance(slot, CallingSlot):
-                    await slot.deliver_async(lease)
-                else:
-                    await greenlet_spawn(slot.deliver, lease)
+                await slot.deliver_async([lease, *_take_more(self.inbox, self._parts.worker, self._outbox)])
         finally:
             self.slots.remove(slot)
             await greenlet_spawn(slot.close)
@@ -279,14 +339,14 @@ class HungSlots:
     def __init__(self, worker: WorkerSpec, slots: WorkerSlots, outbox: Outbox) -> None:
         self._worker, self._slots, self._outbox = worker, slots, outbox
         self._limit_s = worker.limit + (CANCELLING_S if worker.is_async else 0.0)
-        self._abandoned: list[WorkerSlot] = []
+        self._abandoned: list[Slot] = []
 
     def replace(self) -> None:
         """Replaces slots that hang, and gives their jobs back; ``HandlerHung`` if more hang than the worker has slots."""
         oldest = monotonic() - self._limit_s
-        for slot, lease in find_working(self._slots.slots):
-            if lease.held.begun_at < oldest:
-                self._abandon(slot, lease)
+        for slot, leases in find_working(self._slots.slots):
+            if leases[0].held.begun_at < oldest:
+                self._abandon(slot, leases[0])
                 self._slots.start()
         self._abandoned = [slot for slot in self._abandoned if not slot.has_ended]
         if len(self._abandoned) > self._worker.concurrency:
@@ -296,10 +356,8 @@ class HungSlots:
                 "waits for a timeout"
             )
 
-    def _abandon(self, slot: WorkerSlot, lease: Lease) -> None:
+    def _abandon(self, slot: Slot, lease: Lease) -> None:
         """Waits for a slot no more; its handler has no effect."""
         log.error("handler hangs", consumer=self._worker.name, record=int(lease.message.id), limit_s=self._worker.limit)
-        slot.is_abandoned = True
-        lease.held.is_stale = True
         self._abandoned.append(slot)
-        self._outbox.put(retried(lease, self._worker, "HandlerHung"))
+        self._outbox.put_all(slot.abandon())
