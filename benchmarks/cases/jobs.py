@@ -1,5 +1,6 @@
 """What a job of a pipeline costs: microseconds of processor time from the queue in Redis to the committed effect."""
 
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.streaming import Streamer
 JOBS = Queue("bench-jobs")
 TENANTS = 100
 SLOTS = (1, 8)
+TOGETHER = 20
 FEWER = 50
 """Jobs cost more than records of a log: so many times fewer."""
 
@@ -28,8 +30,14 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
         Case(
             name=f"cost-cpu-jobs-{slots}",
             unit="µs",
-            sentence=f"processor time per job of a pipeline that a worker does, {slots} at a time, each with one statement: the sum, the worker, Postgres, Redis",
-            ours=partial(_measure_jobs, servers, scale.records // FEWER, slots),
+            sentence=f"processor time per job of a pipeline that a worker does, {slots} at a time, each with one statement: the sum, the worker, Postgres, Redis; with {TOGETHER} in a transaction; and of a job without a session, which does nothing",
+            ours=partial(_measure_jobs, servers, scale.records // FEWER, slots, _add_cents),
+            variants={
+                "together": partial(
+                    _measure_jobs, servers, scale.records // FEWER, slots, _add_cents, together=TOGETHER
+                ),
+                "without-a-session": partial(_measure_jobs, servers, scale.records // FEWER, slots, _read_cents),
+            },
             better="less",
             rounds=scale.few_rounds,
         )
@@ -37,18 +45,24 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
     ]
 
 
-def _measure_jobs(servers: BenchServers, count: int, slots: int) -> Figures:
+def _add_cents(session: Session, job: Any) -> None:
+    total_each(session, job)
+
+
+def _read_cents(job: Any) -> None:
+    job.data["cents"]
+
+
+def _measure_jobs(
+    servers: BenchServers, count: int, slots: int, handler: Callable[..., None], **options: int
+) -> Figures:
     """One worker, which has connected; nothing is staged meanwhile.
 
     Raises:
         NotMeasured: It did a different number of jobs.
     """
     pipeline = Pipeline([JOBS])
-
-    @pipeline.worker(reads=JOBS, name=EACH, concurrency=slots)
-    def do(session: Session, job: Any) -> None:
-        total_each(session, job)
-
+    pipeline.worker(reads=JOBS, name=EACH, concurrency=slots, **options)(handler)  # type: ignore[call-overload]  # options of several kinds
     url = servers.database("jobs")
     servers.empty_redis()
     with servers.postgres(url) as connection:
