@@ -39,8 +39,8 @@ def init(
         schema: The schema of the tables; by default the pipeline's, or penstock.
         roles: Instead of tables: show missing roles in Postgres (owner, producer, streamer, consumer, viewer,
             monitor); with --apply, make them.
-        acl: With --roles: print the users for Redis as redis-cli commands or as lines of an ACL file, or save those
-            of --redis-url so that they outlive a restart.
+        acl: With --roles: print the users for Redis, as redis-cli commands or lines of an ACL file; or save them in
+            the server, for its next start.
         role_prefix: Prefix of the roles' names; by default the schema's name.
     """
     if not roles and (acl is not None or role_prefix is not None or apply):

@@ -22,7 +22,7 @@ from penstock.settings import Settings
 dead_letters = typer.Typer(no_args_is_help=True, help="Inspect, retry or drop dead letters.")
 
 ConsumerArgument = Annotated[str, typer.Argument(help="Name of the consumer.")]
-PLACE = "as the log and the list write it: rides/2 offset 4118."
+PLACE = "such as rides/2 offset 4118."
 PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, {PLACE}")]
 PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
 AllOfThem = Annotated[bool, typer.Option("--all", help="All letters that the filters match.")]
@@ -106,7 +106,7 @@ def retry(
 
     Args:
         parked: With a place: also the records parked behind it. Alone: all parked records.
-        superseded: Also superseded letters: their effects come after that of a later record of their key. Alone: all of these.
+        superseded: Also superseded letters: their effects come after that of a later record. Alone: all of them.
         plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)

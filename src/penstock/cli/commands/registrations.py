@@ -183,7 +183,7 @@ def list_tenants(
 
 @subcommand(channels, "pause")
 def pause_channel(settings: Settings, name: ChannelName, reason: Reason, by: By = None) -> None:
-    """Pause all consumers of a channel, or a queue. It still takes records."""
+    """Pause all consumers of a log, or a queue. Records can still be staged."""
     _pause(settings, "channel", name, reason, by)
 
 

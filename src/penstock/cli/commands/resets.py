@@ -104,7 +104,7 @@ def epoch(
     """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log.
 
     Args:
-        lost: Write the records that a log has and Postgres has lost, a line of JSON each.
+        lost: Write the records that Postgres has lost, as lines of JSON.
     """
     with ExitStack() as stack:
         servers = stack.enter_context(open_connections(settings, "reset"))
