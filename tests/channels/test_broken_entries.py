@@ -84,7 +84,7 @@ def test_readers_name_the_entry_and_a_follower_returns_what_comes_before_it_and_
     assert list(unusable) == [shards[0]]
     with pytest.raises(ForeignLog):
         Follower(redis_client, "penstock", count=1000).wait(ends, None)
-    for call in (partial(read, after=Offset(0), count=100_000), partial(read_newest, count=5)):
+    for call in (partial(read, offset=Offset(0), count=100_000), partial(read_newest, count=5)):
         with pytest.raises(ForeignLog, match=r"things/0: entry \d+-\d "):
             call(redis_client, "penstock", shards[0])
 

@@ -1,6 +1,7 @@
 """Batches of a publisher, and their outcomes, whatever the kind of channel.
 
-A script compares before it appends, marks or writes, and replies alike for all kinds: ``parse_reply``.
+A script compares before it appends, marks or writes, and replies alike for all kinds:
+``parse_reply``.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from penstock.errors import AppendRefused, ForeignLog, UnpublishableRecord
 from penstock.records import Epoch, Offset, ShardName
 
 _SERVER_REFUSALS = (*REFUSALS, "BUSY", "UNKILLABLE")
-"""Words of error replies that are about the server, whatever was called."""
+"""Words of error replies that are about the server, not the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +26,36 @@ class Batch:
     shard: ShardName  # where they belong
     epoch: Epoch  # the epoch of the publisher
     first: Offset  # offset of the first record
-    begins: bool  # no record before ``first`` exists any more: a log that ends before it may begin here
+    begins: (
+        bool  # no record before ``first`` exists any more: a log that ends before it may begin here
+    )
     columns: Columns  # the records
     plain: bool = False  # whether each record is to be an entry of its own
 
     def stored_as(self, entries: str) -> "Batch":
-        """The batch as a channel stores it: ``plain``, or how its columns are compressed.  Raises ``CodecMissing``."""
+        """Returns the batch as a channel stores it: ``plain``, or how its columns are compressed.
+
+        Raises ``CodecMissing``.
+        """
         if entries == "plain":
             return replace(self, plain=True)
         [codec] = (codec for codec in CODECS if codec == entries)
         return replace(self, columns=self.columns.compressed(codec), plain=False)
 
     def after(self, offset: Offset) -> "Batch":
-        """The records after one of its own, which is not the last."""
+        """Returns the records after one in the batch, which is not the last."""
         rows = [*self.columns.rows()][offset + 1 - self.first :]
         columns = Columns.pack(rows).compressed(self.columns.codec)
         return replace(self, first=Offset(offset + 1), begins=False, columns=columns)
 
     @property
     def count(self) -> int:
-        """Number of records."""
+        """Returns the number of records."""
         return self.columns.count
 
     @property
     def last(self) -> Offset:
-        """Offset of the last record."""
+        """Returns the offset of the last record."""
         return Offset(self.first + self.count - 1)
 
 
@@ -77,7 +83,7 @@ class FencedOff:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The entry at ``offset`` has the record id ``id``, which is not the one that belongs there: nothing was added."""
+    """Nothing was added: the entry at ``offset`` has another record id, ``id``."""
 
     offset: Offset
     id: str
@@ -85,7 +91,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A key of the shard holds something that Penstock did not write, or Redis does not take a record: nothing was added."""
+    """Nothing was added: a key holds something foreign, or Redis does not take a record."""
 
     error: ShardError
 
@@ -94,13 +100,13 @@ Reply = Appended | Behind | FencedOff | Foreign | Unusable
 """Outcome of a batch."""
 
 
-def parse_reply(answer: Any, what: str) -> Reply:
-    """The result of a script that compares and appends or marks.
+def parse_reply(answer: Any, activity: str) -> Reply:
+    """Returns the outcome in the reply of a script that compares, then appends or marks.
 
     Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     if isinstance(answer, REDIS_ERRORS):
-        return Unusable(_error_of_one_call(answer, what))
+        return Unusable(_error_of_one_call(answer, activity))
     match answer:
         case [b"appended", int(tail), int(added)]:
             return Appended(Offset(tail), added)
@@ -111,12 +117,12 @@ def parse_reply(answer: Any, what: str) -> Reply:
         case [b"foreign", int(offset), bytes(record_id)]:
             return Foreign(Offset(offset), record_id.decode(errors="replace"))
         case _:
-            return Unusable(make_foreign(what, answer))
+            return Unusable(make_foreign(activity, answer))
 
 
-def _error_of_one_call(answer: RedisFailure, what: str) -> ShardError:
-    """The error of the shard; raises one that is about the server."""
-    error = translate_error(answer, what)
+def _error_of_one_call(answer: RedisFailure, activity: str) -> ShardError:
+    """Returns the error of the shard; raises one that is about the server."""
+    error = translate_error(answer, activity)
     if isinstance(error, AppendRefused) and _is_about_one_call(answer):
         return UnpublishableRecord(str(error))
     if isinstance(error, UNUSABLE):
@@ -125,24 +131,27 @@ def _error_of_one_call(answer: RedisFailure, what: str) -> ShardError:
 
 
 def _is_about_one_call(answer: RedisFailure) -> bool:
-    """True if an error reply concerns the keys or values of this call alone: others may succeed.
+    """Returns whether an error reply concerns only the keys or values of this call.
 
-    A server that takes no writes, or none of this user, says so with a word of its own.  The client has classes for most
-    of these; older servers put the word into the text of the script's error.
+    Other calls may then succeed.  A server that takes no writes, or none of this user, says so with
+    a word of its own.  The client has classes for most of these; older servers put the word into
+    the text of the script's error.
     """
     if isinstance(answer, redis.exceptions.NoPermissionError):
         return " key" in str(answer)
-    return type(answer) in {redis.ResponseError, redis.exceptions.ClusterCrossSlotError} and not any(
-        f"{word} " in str(answer) for word in _SERVER_REFUSALS
-    )
+    return type(answer) in {
+        redis.ResponseError,
+        redis.exceptions.ClusterCrossSlotError,
+    } and not any(f"{word} " in str(answer) for word in _SERVER_REFUSALS)
 
 
-def make_foreign(what: str, answer: Any) -> ForeignLog:
-    """The error of a reply that says that a key holds something that Penstock did not write."""
+def make_foreign(activity: str, answer: Any) -> ForeignLog:
+    """Returns the error for a key that holds something that Penstock did not write."""
     if not (isinstance(answer, list) and answer[:1] == [b"broken"]):
-        return ForeignLog(f"{what}: the script returned an unknown reply")
-    found = bytes(answer[1])
+        return ForeignLog(f"{activity}: the script returned an unknown reply")
+    content = bytes(answer[1])
     return ForeignLog(
-        f"{what}: {found.decode(errors='replace')}: not written by Penstock. Find out what writes to its keys, and delete "
+        f"{activity}: {content.decode(errors='replace')}: not written by Penstock. Find out what "
+        "writes to its keys, and delete "
         "them: the streamer replays the shard from the journal"
     )

@@ -1,7 +1,7 @@
-"""The kinds of channel, as objects: what each of them does with its keys in Redis, for all who need not know which it is.
+"""Kinds of channel as objects: what each does with its keys, for callers that need no kind.
 
-A kind is a folder with these functions, and an entry in ``KINDS``.  Two rooms have the rest of it, because an application
-that declares a channel needs no Redis, and sending to one may need Postgres:
+A kind is a folder with these functions, and an entry in ``KINDS``.  Two rooms have the rest of it,
+because an application that declares a channel needs no Redis, and sending to one may need Postgres:
 
     declaring.kinds     its declaration, and its traits
     streaming.senders   how a publisher sends to it
@@ -14,9 +14,20 @@ from typing import Any
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.ick.marking import done_offsets
-from penstock.channels.ick.shard_states import IckStatus, find_member, inspect_shards, marked_offsets, oldest
+from penstock.channels.ick.shard_states import (
+    IckStatus,
+    find_member,
+    inspect_shards,
+    marked_offsets,
+    oldest,
+)
 from penstock.channels.log.streams import evict, last_offsets, newest
-from penstock.channels.queue.inspection import QueueStatus, explain_job, inspect_queues, oldest_messages
+from penstock.channels.queue.inspection import (
+    QueueStatus,
+    explain_job,
+    inspect_queues,
+    oldest_messages,
+)
 from penstock.channels.routing import all_ick_keys, all_log_keys, all_queue_keys
 from penstock.records import HeldItem, Offset, RecordId, ShardName
 
@@ -25,32 +36,40 @@ Shards = Sequence[ShardName]
 
 @dataclass(frozen=True, slots=True)
 class ChannelKind:
-    """What a kind of channel supplies.  All functions but ``keys`` and ``evict`` ask all shards in a round trip or two.
+    """Functions of a kind of channel.
 
-    Those that return a mapping raise ``ServerUnavailable``, or the error of a shard that cannot be used.
+    All but ``keys`` and ``evict`` ask all shards in a round trip or two.  Those that return a
+    mapping raise ``ServerUnavailable``, or the error of a shard that cannot be used.
     """
 
     keys: Callable[[str, ShardName], Sequence[str]]  # all keys that a shard may have
-    # What it shows of its contents, up to a number: the newest records, or what has waited longest.
+    # Up to a number of items: the newest records, or those that have waited longest.
     items: Callable[[RedisClient, str, Shards, int], list[HeldItem]]
-    # The last offset that each shard has had; 0 if the shard has to be filled again.
+    # Last offset of each shard; 0 if the shard has to be filled again.
     ends: Callable[[RedisClient, str, Shards], Mapping[ShardName, Offset]] = last_offsets
-    # What each shard holds, at a time by Postgres' clock; nothing of a log, of which its extent says it.
-    inspect: Callable[[RedisClient, str, Shards, float], Mapping[ShardName, IckStatus | QueueStatus]] = lambda *_: {}
-    # State of a record that was published, by its id, its key, and the time of its staging, and the reason for it.
-    find: Callable[[RedisClient, str, ShardName, RecordId, str, datetime | None], tuple[str, str] | None] = lambda *_: (
-        None
-    )
-    # Up to where records have taken effect, if that is not what was published and every consumer has passed.
+    # Contents of each shard at a time by Postgres' clock; empty for a log: see its extent.
+    inspect: Callable[
+        [RedisClient, str, Shards, float], Mapping[ShardName, IckStatus | QueueStatus]
+    ] = lambda *_: {}
+    # State of a published record, by its id, key and staging time, and the reason for it.
+    find: Callable[
+        [RedisClient, str, ShardName, RecordId, str, datetime | None], tuple[str, str] | None
+    ] = lambda *_: None
+    # Offset up to which records took effect, if publishing and consumers do not decide that.
     passed: Callable[[RedisClient, str, Shards], Mapping[ShardName, Offset]] | None = None
-    # Removes what every consumer has passed, before an offset; None if nothing is left of it then.
+    # Evicts what every consumer has passed, before an offset; None if nothing then remains.
     evict: Callable[[RedisClient, str, ShardName, Offset], int] | None = None
 
 
 KINDS: Mapping[Any, ChannelKind] = {
     "log": ChannelKind(all_log_keys, newest, evict=evict),
     "ick": ChannelKind(
-        all_ick_keys, oldest, ends=marked_offsets, inspect=inspect_shards, find=find_member, passed=done_offsets
+        all_ick_keys,
+        oldest,
+        ends=marked_offsets,
+        inspect=inspect_shards,
+        find=find_member,
+        passed=done_offsets,
     ),
     "queue": ChannelKind(all_queue_keys, oldest_messages, inspect=inspect_queues, find=explain_job),
 }
@@ -58,5 +77,5 @@ KINDS: Mapping[Any, ChannelKind] = {
 
 
 def get_kind(name: str | None) -> ChannelKind:
-    """A kind by its name; a log, for a channel that nobody has registered."""
+    """Returns a kind by its name; a log, for a channel that is not registered."""
     return KINDS.get(name, KINDS["log"])

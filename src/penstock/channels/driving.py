@@ -1,8 +1,9 @@
 """Operations written once, for threads and for asyncio.
 
-An operation is a generator: it yields steps, is sent their results or thrown their errors, and returns its own result.  A
-class marks its public operations with ``both``; of the two classes derived from it, the one with ``Blocking`` runs them
-when they are called, and the one with ``Asynchronous`` has them as coroutines.
+An operation is a generator: it yields steps, is sent their results or thrown their errors, and
+returns its own result.  A class marks its public operations with ``both``; of the two classes
+derived from it, the one with ``Blocking`` runs them when they are called, and the one with
+``Asynchronous`` has them as coroutines.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ T = TypeVar("T")
 C = TypeVar("C", bound=RedisCommands)
 
 CANCEL_AGAIN_S = 0.05
-"""Pause after which a command that goes on is cancelled again, in seconds: long enough for it to return its connection."""
+"""Pause, in seconds, before a running command is cancelled again: long enough to return its
+connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """A step that calls a function of the application; in asyncio it may be a coroutine function."""
+    """A step that calls a function of the application, or a coroutine function in asyncio."""
 
     function: Callable[[], Any]
 
@@ -48,7 +50,10 @@ Steps = Generator[Step, Any, T]
 
 
 def drive(client: RedisCommands, steps: Steps[T]) -> T:
-    """Runs an operation on a client for threads.  Raises what its steps raise, unless it handles that."""
+    """Runs an operation on a client for threads.
+
+    Raises what its steps raise, unless it handles that.
+    """
 
     def do(step: Step) -> Any:
         match step:
@@ -74,7 +79,10 @@ def drive(client: RedisCommands, steps: Steps[T]) -> T:
 
 
 async def drive_async(client: RedisCommands, steps: Steps[T]) -> T:
-    """As ``drive``, on a client of ``redis.asyncio``; what a step has done whose caller was cancelled is unknown."""
+    """Runs an operation on a client of ``redis.asyncio``, as ``drive`` does.
+
+    If the caller is cancelled, it is unknown what the step has done.
+    """
 
     async def do(step: Step) -> Any:
         match step:
@@ -101,12 +109,13 @@ async def drive_async(client: RedisCommands, steps: Steps[T]) -> T:
 
 
 async def cancellable(command: Awaitable[T]) -> T:
-    """The result of a command, unless the caller is cancelled first: then the server may have executed it, or not.
+    """Returns the result of a command.
 
-    Before Python 3.12, redis-py's send (``asyncio.wait_for``) loses a cancellation that comes while bytes are written: the
-    task waits on for the reply, and ends as if nobody had cancelled it.  Here a command has a task of its own, which is
-    cancelled until it has ended.  redis-py then disconnects the connection whose reply it has not read.
-    Raises ``asyncio.CancelledError``.
+    If the caller is cancelled first, the server may have executed the command, or not.  Before
+    Python 3.12, redis-py's send (``asyncio.wait_for``) loses a cancellation that comes while bytes
+    are written: the task waits on for the reply, and ends as if nobody had cancelled it.  Here a
+    command has a task of its own, which is cancelled until it has ended.  redis-py then disconnects
+    the connection whose reply it has not read.  Raises ``asyncio.CancelledError``.
     """
     task = asyncio.ensure_future(command)
     try:
@@ -123,14 +132,14 @@ async def cancellable(command: Awaitable[T]) -> T:
 
 
 class Operations(Generic[C]):
-    """Base of a class whose operations have two faces: what it finds in them."""
+    """Base of a class whose operations have two faces, with the attributes that they use."""
 
     _client: C
     _connect: ClassVar[Callable[[str], Any]]
 
 
 class Blocking:
-    """The face for threads: operations run when they are called."""
+    """Face for threads: operations run when they are called."""
 
     _client: RedisClient
 
@@ -139,7 +148,7 @@ class Blocking:
 
 
 class Asynchronous:
-    """The face for asyncio: operations are coroutines."""
+    """Face for asyncio: operations are coroutines."""
 
     _client: AsyncRedisClient
 
@@ -148,11 +157,11 @@ class Asynchronous:
 
 
 class Queued:
-    """The face for an application's Redis pipeline: an operation of one call is queued, and its result comes later."""
+    """Face for an application's Redis pipeline: an operation of one call is queued."""
 
 
 class BlockingClient(Blocking):
-    """The face for threads of what has connections of its own; as a context manager it closes them."""
+    """Face for threads of a class with its own connections; as a context manager it closes them."""
 
     _connect: ClassVar[Callable[[str], RedisClient]] = staticmethod(connect_redis)
 
@@ -168,7 +177,7 @@ class BlockingClient(Blocking):
 
 
 class AsyncClient(Asynchronous):
-    """The same for asyncio."""
+    """Face for asyncio of a class with its own connections."""
 
     _connect: ClassVar[Callable[[str], AsyncRedisClient]] = staticmethod(connect_redis_async)
 
@@ -203,7 +212,9 @@ class Both(Generic[P, T]):
         self._call, self._call_async = call, call_async
 
     @overload
-    def __get__(self, instance: None, owner: type[object]) -> Callable[Concatenate[Any, P], Steps[T]]: ...
+    def __get__(
+        self, instance: None, owner: type[object]
+    ) -> Callable[Concatenate[Any, P], Steps[T]]: ...
 
     @overload
     def __get__(self, instance: Blocking, owner: type[object]) -> Callable[P, T]: ...
@@ -212,15 +223,19 @@ class Both(Generic[P, T]):
     def __get__(self, instance: Queued, owner: type[object]) -> Callable[P, None]: ...
 
     @overload
-    def __get__(self, instance: Asynchronous, owner: type[object]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(
+        self, instance: Asynchronous, owner: type[object]
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     def __get__(self, instance: Any, owner: type[object]) -> Any:
-        """The method of an instance, as its face has it; of a class, the generator function with its documentation."""
+        """Returns the method as the instance's face has it; for a class, the generator function."""
         if instance is None:
             return self._steps
-        return MethodType(self._call_async if isinstance(instance, Asynchronous) else self._call, instance)
+        return MethodType(
+            self._call_async if isinstance(instance, Asynchronous) else self._call, instance
+        )
 
 
 def both(steps: Callable[Concatenate[Any, P], Steps[T]]) -> Both[P, T]:
-    """Makes a generator of steps a method that runs them in a class with ``Blocking``, and a coroutine with ``Asynchronous``."""
+    """Makes steps a method with ``Blocking``, and a coroutine function with ``Asynchronous``."""
     return Both(steps)

@@ -52,19 +52,20 @@ class RedisUrl:
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def with_timeouts(self, connect_s: float, reply_s: float) -> "RedisUrl":
-        """The URL with timeouts, in seconds, unless it names others."""
-        own = {"socket_connect_timeout": connect_s, "socket_timeout": reply_s}
-        return replace(self, options={**own, **self.options})
+        """Returns the URL with timeouts, in seconds, unless it names others."""
+        timeouts = {"socket_connect_timeout": connect_s, "socket_timeout": reply_s}
+        return replace(self, options={**timeouts, **self.options})
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """The parts of ``redis_url``.  Raises ``InvalidSetting``."""
+    """Returns the parts of ``redis_url``.  Raises ``InvalidSetting``."""
     url = url.strip()  # a secret in a file ends with a newline
     scheme = _parse_scheme(url)
     kind, is_tls = _KINDS[scheme], scheme.startswith("rediss")
     hosts = "" if kind == "socket" else _HOSTS.findall(url)[0][1]
     try:
-        # Newer releases of Python refuse an address in brackets among several hosts: those are parsed below.
+        # Newer releases of Python refuse an address in brackets among several hosts: those are
+        # parsed below.
         parts = urlsplit(_HOSTS.sub(r"\1", url, count=1) if "," in hosts else url)
     except ValueError:
         raise _invalid(f"the host cannot be understood. {_ENCODED}") from None
@@ -78,8 +79,13 @@ def parse_redis_url(url: str) -> RedisUrl:
         () if kind == "socket" else _parse_hosts(hosts, kind),
         _parse_path(parts) if kind == "socket" else "",
         service,
-        _parse_user(parts) | {name: value for name, value in options.items() if not name.startswith("sentinel_")},
-        {name.removeprefix("sentinel_"): value for name, value in options.items() if name.startswith("sentinel_")},
+        _parse_user(parts)
+        | {name: value for name, value in options.items() if not name.startswith("sentinel_")},
+        {
+            name.removeprefix("sentinel_"): value
+            for name, value in options.items()
+            if name.startswith("sentinel_")
+        },
     )
 
 
@@ -88,33 +94,35 @@ def _invalid(problem: str) -> InvalidSetting:
 
 
 def _parse_scheme(url: str) -> str:
-    found = _SCHEME.match(url)
-    scheme = found[0].lower() if found else ""
+    match = _SCHEME.match(url)
+    scheme = match[0].lower() if match else ""
     if scheme not in _KINDS:
-        shown = f"the scheme {scheme}:// is not Redis'" if scheme else "it has no scheme"
-        raise _invalid(f"{shown}; there are: {', '.join(f'{name}://' for name in _KINDS)}")
+        problem = f"the scheme {scheme}:// is not Redis'" if scheme else "it has no scheme"
+        raise _invalid(f"{problem}; there are: {', '.join(f'{name}://' for name in _KINDS)}")
     return scheme
 
 
 def _parse_user(parts: SplitResult) -> dict[str, Any]:
-    given = {"username": parts.username, "password": parts.password}
-    return {name: unquote(value) for name, value in given.items() if value}
+    login = {"username": parts.username, "password": parts.password}
+    return {name: unquote(value) for name, value in login.items() if value}
 
 
 def _parse_hosts(hosts: str, kind: Kind) -> tuple[tuple[str, int], ...]:
     listed = hosts.split(",")
     if kind == "server" and len(listed) > 1:
-        raise _invalid("it has several hosts; that takes redis+cluster:// or redis+sentinel://. " + _ENCODED)
+        raise _invalid(
+            "it has several hosts; that takes redis+cluster:// or redis+sentinel://. " + _ENCODED
+        )
     default = _SENTINEL_PORT if kind == "sentinel" else _PORT
-    return tuple(_parse_host(each, default) for each in listed)
+    return tuple(_parse_host(host, default) for host in listed)
 
 
 def _parse_host(listed: str, default_port: int) -> tuple[str, int]:
-    """A host and its port; an IPv6 address is in brackets."""
-    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([^:]*))?", listed)
-    if found is None:
+    """Returns a host and its port; an IPv6 address is in brackets."""
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([^:]*))?", listed)
+    if match is None:
         raise _invalid(f"a host cannot be understood; an IPv6 address is [in brackets]. {_ENCODED}")
-    host, port = found[1] or found[2] or "localhost", found[3]
+    host, port = match[1] or match[2] or "localhost", match[3]
     if not port:
         return unquote(host), default_port
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
@@ -129,7 +137,7 @@ def _parse_path(parts: SplitResult) -> str:
 
 
 def _parse_database(parts: SplitResult, kind: Kind) -> dict[str, int]:
-    """The number after the host; ``?db=`` for a socket."""
+    """Returns the number after the host; ``?db=`` for a socket."""
     path = parts.path.strip("/")
     if kind == "socket" or not path:
         return {}
@@ -141,20 +149,20 @@ def _parse_database(parts: SplitResult, kind: Kind) -> dict[str, int]:
 
 
 def _parse_options(parts: SplitResult, kind: Kind, *, is_tls: bool) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        known = _known_options(kind, is_tls=is_tls)
-        if name not in known:
+        parsers = _known_options(kind, is_tls=is_tls)
+        if name not in parsers:
             if name in _TLS_OPTIONS:
                 raise _invalid(f"the option {name} needs TLS: rediss:// in place of redis://")
             if not _OPTION_NAME.fullmatch(name):
                 raise _invalid(f"it contains a ? that begins no option. {_ENCODED}")
-            raise _invalid(f"option {name} is unknown; there are: {', '.join(known)}")
+            raise _invalid(f"option {name} is unknown; there are: {', '.join(parsers)}")
         try:
-            found[name] = known[name](text)
+            values[name] = parsers[name](text)
         except ValueError as error:
             raise _invalid(f"option {name}: {error}") from None
-    return found
+    return values
 
 
 def _known_options(kind: Kind, *, is_tls: bool) -> Mapping[str, Callable[[str], Any]]:

@@ -1,6 +1,7 @@
 """Why Redis refuses writes, read from ``INFO``: nothing is written to find out.
 
-A server that refuses writes still answers reads, so that a log which does not grow looks like one that nobody writes to.
+A server that refuses writes still answers reads, so that a log which does not grow looks like one
+that nobody writes to.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,8 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.server import redis_errors
 
 FULL = 0.98
-"""Part of ``maxmemory`` from which on Redis counts as full: the arguments of the next append count as used memory, too."""
+"""Share of ``maxmemory`` from which Redis counts as full: the arguments of the next append count as
+used memory, too."""
 
 _Info = Mapping[str, Any]
 
@@ -29,49 +31,54 @@ class WriteRefusal:
 
 
 def find_refusal(client: RedisClient, key: str) -> WriteRefusal | None:
-    """Why the server of a key refuses writes; None if it takes them, as far as ``INFO`` says.
+    """Returns why the server of a key refuses writes; None if ``INFO`` shows no reason.
 
-    What it refuses to single users is not in it; the streamer notes that as a stopped shard.
-    Raises ``ServerUnavailable`` or ``AppendRefused``.
+    ``INFO`` does not show what it refuses to single users; the streamer notes that as a stopped
+    shard.  Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     with redis_errors("reading why Redis refuses writes"):
         cluster: Any = client if isinstance(client, redis.RedisCluster) else None
-        found = cluster.info(target_nodes=cluster.get_node_from_key(key)) if cluster else client.info()
-    refusals = (refusal for find in _CAUSES if (refusal := find(found)) is not None)
+        info = (
+            cluster.info(target_nodes=cluster.get_node_from_key(key)) if cluster else client.info()
+        )
+    refusals = (refusal for find in _CAUSES if (refusal := find(info)) is not None)
     return next(refusals, None)
 
 
-def _replica(found: _Info) -> WriteRefusal | None:
-    if found.get("role") != "slave":
+def _replica(info: _Info) -> WriteRefusal | None:
+    if info.get("role") != "slave":
         return None
-    master = f"{found.get('master_host')}:{found.get('master_port')}"
+    master = f"{info.get('master_host')}:{info.get('master_port')}"
     return WriteRefusal(
         "READONLY",
-        f"it is a replica of {master}, whose link is {found.get('master_link_status')}, and takes no writes",
+        f"it is a replica of {master}, whose link is {info.get('master_link_status')}, and takes "
+        "no writes",
         "point redis_url at the master, or at the Sentinels: redis+sentinel://…",
     )
 
 
-def _full(found: _Info) -> WriteRefusal | None:
-    most = int(found.get("maxmemory", 0))
+def _full(info: _Info) -> WriteRefusal | None:
+    most = int(info.get("maxmemory", 0))
     # As Redis counts: without the buffers of replicas and of the append-only file.
-    used = int(found.get("used_memory", 0)) - int(found.get("mem_not_counted_for_evict", 0))
+    used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
     if not most or used < FULL * most:
         return None
     return WriteRefusal(
         "OOM",
-        f"it uses {used:,} bytes of memory, maxmemory is {most:,}, and its policy {found.get('maxmemory_policy')} evicts none of "
+        f"it uses {used:,} bytes of memory, maxmemory is {most:,}, and its policy "
+        f"{info.get('maxmemory_policy')} evicts none of "
         "Penstock's keys",
         "raise maxmemory, shorten keep, or retire consumers that no longer run",
     )
 
 
-def _unsaved(found: _Info) -> WriteRefusal | None:
-    if found.get("aof_last_write_status") == "err" and int(found.get("aof_enabled", 0)):
+def _unsaved(info: _Info) -> WriteRefusal | None:
+    if info.get("aof_last_write_status") == "err" and int(info.get("aof_enabled", 0)):
         reason = "it cannot write its append-only file (aof_last_write_status: err)"
-    elif found.get("rdb_last_bgsave_status") == "err":
+    elif info.get("rdb_last_bgsave_status") == "err":
         reason = (
-            "its last snapshot failed (rdb_last_bgsave_status: err), after which it refuses writes unless "
+            "its last snapshot failed (rdb_last_bgsave_status: err), after which it refuses writes "
+            "unless "
             "stop-writes-on-bgsave-error is no"
         )
     else:
@@ -79,9 +86,10 @@ def _unsaved(found: _Info) -> WriteRefusal | None:
     return WriteRefusal("MISCONF", reason, "see its log; is the disk full? Then: BGSAVE")
 
 
-def _few_replicas(found: _Info) -> WriteRefusal | None:
-    # INFO has their number only if min-replicas-to-write is set, and not how many that asks for: 0 are too few for any.
-    if (good := found.get("min_slaves_good_slaves")) is None:
+def _few_replicas(info: _Info) -> WriteRefusal | None:
+    # INFO has their number only if min-replicas-to-write is set, and not how many that asks for: 0
+    # are too few for any.
+    if (good := info.get("min_slaves_good_slaves")) is None:
         return None
     return WriteRefusal(
         "NOREPLICAS",
@@ -91,4 +99,9 @@ def _few_replicas(found: _Info) -> WriteRefusal | None:
     )
 
 
-_CAUSES: tuple[Callable[[_Info], WriteRefusal | None], ...] = (_replica, _full, _unsaved, _few_replicas)
+_CAUSES: tuple[Callable[[_Info], WriteRefusal | None], ...] = (
+    _replica,
+    _full,
+    _unsaved,
+    _few_replicas,
+)

@@ -21,12 +21,14 @@ class LogKeys:
 
     stream: str  # the entries: ``<offset>-0``
     epoch: str  # the newest epoch that has written to the shard
-    ends: str  # of each epoch that began with other records at offsets given before: the last offset that it kept
+    # of each epoch that began with other records at offsets given before: the last offset that it
+    # kept
+    ends: str
     writes: str  # the last calls of writers without a pipeline
 
 
 def log_keys(namespace: str, name: ShardName) -> LogKeys:
-    """The keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
+    """Returns the keys of a shard: ``penstock:{rides/2}:log`` and ``penstock:{rides/2}:epoch``."""
     root = _root(namespace, name)
     return LogKeys(f"{root}:log", f"{root}:epoch", f"{root}:epoch-ends", f"{root}:writes")
 
@@ -43,16 +45,17 @@ class IckKeys:
 
     @property
     def is_one_slot(self) -> bool:
-        """True if a Redis Cluster keeps all of them in one slot."""
+        """Returns whether a Redis Cluster keeps all of them in one slot."""
         keys = (self.version, self.dirty, self.reserved, self.fence, self.held)
         return len({key_slot(key.encode()) for key in keys}) == 1
 
 
 def ick_keys(key: str, namespace: str = "") -> IckKeys:
-    """The keys of the Ick ``key``: ``key``, ``key/ick/{key}/pset`` …, as Redis::Ick names them.
+    """Returns the keys of the Ick ``key``, as Redis::Ick names them.
 
-    Braces in the name can spread them over several slots: see ``IckKeys.is_one_slot``.  A namespace and a colon come before
-    each, as with Ruby's Redis::Namespace.
+    They are ``key``, ``key/ick/{key}/pset`` and so on.  Braces in the name can spread them over
+    several slots: see ``IckKeys.is_one_slot``.  A namespace and a colon come before each, as with
+    Ruby's Redis::Namespace.
     """
     prefix = f"{namespace}:" if namespace else ""
     root = f"{prefix}{key}/ick/{{{key}}}/"
@@ -70,18 +73,24 @@ class IckShardKeys:
 
 
 def ick_shard_keys(namespace: str, name: ShardName) -> IckShardKeys:
-    """The keys of a shard of an Ick: ``penstock:{ride-index/2}:ick`` …, all in the slot of ``ride-index/2``."""
+    """Returns the keys of a shard of an Ick, such as ``penstock:{ride-index/2}:ick``.
+
+    All are in the slot of ``ride-index/2``.
+    """
     root = _root(namespace, name)
-    return IckShardKeys(f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress")
+    return IckShardKeys(
+        f"{root}:ick", ick_keys(f"{root}:ick"), log_keys(namespace, name), f"{root}:progress"
+    )
 
 
 WAKES = 32
-"""Lists on which the waiting readers of a group are woken, each on its own while no more than these wait."""
+"""Number of lists on which the waiting readers of a group are woken: one for each, while no more
+wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKeys:
-    """The keys of a group of readers in one shard of a log: the log's own, the next offset, and the prefix of all others."""
+    """Keys of a group in a shard of a log: the log's, the next offset, a prefix of others."""
 
     log: LogKeys
     cursor: str
@@ -89,27 +98,30 @@ class GroupKeys:
 
     @property
     def ledger(self) -> tuple[str, str, str]:
-        """The group's ledger: its state, when each pending record is due, and how often it was delivered."""
+        """Returns the group's ledger: state, due times of pending records, and attempts."""
         return f"{self.root}:state", f"{self.root}:due", f"{self.root}:pending"
 
     @property
     def line(self) -> list[str]:
-        """The waiting readers: their places, when each was heard of, and the lists on which they are woken."""
-        own = [f"{self.root}:places", f"{self.root}:heard"]
-        return own + [self.wake(number) for number in range(WAKES)]
+        """Returns keys of waiting readers: places, times when heard of, and wake-up lists."""
+        keys = [f"{self.root}:places", f"{self.root}:heard"]
+        return keys + [self.wake(number) for number in range(WAKES)]
 
     def wake(self, number: int) -> str:
-        """One of the lists on which readers are woken."""
+        """Returns one of the lists on which readers are woken."""
         return f"{self.root}:wake{number}"
 
     def own(self) -> list[str]:
-        """All keys of the group, and none of the log's."""
+        """Returns all keys of the group, without those of the log."""
         return [self.cursor, *self.ledger, *self.line]
 
 
 @lru_cache(maxsize=4096)
 def group_keys(namespace: str, name: ShardName, group: str) -> GroupKeys:
-    """The keys of a group in a shard of a log: ``penstock:{rides/2}:group:mailers``, which is its cursor, and others."""
+    """Returns the keys of a group in a shard of a log.
+
+    ``penstock:{rides/2}:group:mailers`` is its cursor; the others begin with that.
+    """
     root = f"{_root(namespace, name)}:group:{group}"
     return GroupKeys(log_keys(namespace, name), root, root)
 
@@ -149,27 +161,27 @@ class QueueKeys:
     root: str
 
     def all(self, streams: int) -> list[str]:
-        """All keys, in the order in which the scripts declare them, with those of so many streams."""
+        """Returns all keys, with ``streams`` streams, in the order of the scripts' headers."""
         return _names(self, streams)
 
     def types(self, streams: int) -> dict[str, str]:
-        """The type that each key has, if it exists."""
-        own = {f"{self.root}q-{name}": kind for name, kind in _QUEUE_KEYS.items()}
-        return own | {f"{self.root}s{number}": "stream" for number in range(streams)}
+        """Returns the type of each key, if it exists."""
+        keys = {f"{self.root}q-{name}": kind for name, kind in _QUEUE_KEYS.items()}
+        return keys | {f"{self.root}s{number}": "stream" for number in range(streams)}
 
     @property
     def messages(self) -> str:
-        """The records of the messages."""
+        """Returns the records of the messages."""
         return f"{self.root}q-messages"
 
     @property
     def wakes(self) -> str:
-        """The list that wakes one of the readers that wait on it."""
+        """Returns the list that wakes one of the waiting readers."""
         return f"{self.root}q-wakes"
 
     @property
     def takes(self) -> str:
-        """The last request of each reader."""
+        """Returns the last request of each reader."""
         return f"{self.root}q-takes"
 
 
@@ -179,52 +191,58 @@ def _names(keys: QueueKeys, streams: int) -> list[str]:
 
 
 def queue_keys(namespace: str, name: ShardName) -> QueueKeys:
-    """The keys of a shard of a queue, all in the slot of its name: ``penstock:{receipts/0}:s3`` and others."""
+    """Returns the keys of a shard of a queue, such as ``penstock:{receipts/0}:s3``."""
     return QueueKeys(f"{_root(namespace, name)}:")
 
 
 def all_log_keys(namespace: str, name: ShardName) -> tuple[str, ...]:
-    """All keys that a shard of a log may have, but those of groups of readers."""
+    """Returns all keys that a shard of a log may have, except those of groups of readers."""
     return astuple(log_keys(namespace, name))
 
 
 def all_ick_keys(namespace: str, name: ShardName) -> tuple[str, ...]:
-    """All keys that a shard of an Ick may have."""
+    """Returns all keys that a shard of an Ick may have."""
     keys = ick_shard_keys(namespace, name)
     return (*astuple(keys.log), *astuple(keys.ick), keys.progress)
 
 
 def all_queue_keys(namespace: str, name: ShardName) -> tuple[str, ...]:
-    """All keys that a shard of a queue may have, with the most streams."""
+    """Returns all keys that a shard of a queue may have, with the maximum of streams."""
     return (*astuple(log_keys(namespace, name)), *queue_keys(namespace, name).all(MAX_STREAMS))
 
 
 def _root(namespace: str, name: ShardName) -> str:
-    """Common prefix of a shard's keys; the part in braces is the hash tag."""
+    """Returns the common prefix of a shard's keys; the part in braces is the hash tag."""
     return f"{namespace}:{{{name}}}"
 
 
 LOOKED_UP = 16
-"""Numbers after a log's last known shard that are looked up: the next generation of shards begins there, and keys are spread
-over all of it."""
+"""Numbers after a log's last known shard that are looked up: the next generation of shards begins
+there, and keys are spread over all of it."""
 
 
 def next_shards(log: str, shards: int) -> list[ShardName]:
-    """The first shards that a log with so many would get if it were resharded."""
-    return [ShardName(log, Shard(number)) for number in range(shards, min(shards + LOOKED_UP, MAX_SHARDS))]
+    """Returns the first shards that a log of ``shards`` shards would get if it were resharded."""
+    return [
+        ShardName(log, Shard(number))
+        for number in range(shards, min(shards + LOOKED_UP, MAX_SHARDS))
+    ]
 
 
 @lru_cache(maxsize=16_384)
 def choose_hand(tenant: str, streams: int, size: int) -> tuple[int, ...]:
-    """The streams of a tenant, in the order of preference: the beginning of a permutation that its name alone decides.
+    """Returns a tenant's streams by preference: the start of a permutation that its name decides.
 
-    1. Number ``i`` is the ``i``-th unsigned 32-bit big-endian integer of SHA-256(name, 0), SHA-256(name, 1) …: the name in UTF-8
-       followed by the number of the block as four big-endian bytes; each block gives eight numbers.
-    2. Starting with an empty list, for ``i`` from 0 to ``streams`` - 1: let ``j`` be number ``i`` modulo ``i + 1``; append the
-       element at ``j`` (or ``i``, if ``j`` is ``i``), and put ``i`` in its place.
+    1. Number ``i`` is the ``i``-th unsigned 32-bit big-endian integer of SHA-256(name, 0),
+       SHA-256(name, 1) …: the name in UTF-8 followed by the number of the block as four big-endian
+       bytes; each block gives eight numbers.
+    2. Starting with an empty list, for ``i`` from 0 to ``streams`` - 1: let ``j`` be number ``i``
+       modulo ``i + 1``; append the element at ``j`` (or ``i``, if ``j`` is ``i``), and put ``i`` in
+       its place.
     3. The hand is the first ``size`` elements.
 
-    Number ``i`` does not depend on the number of streams, so one stream more changes at most one position of a hand.
+    Number ``i`` does not depend on the number of streams, so one stream more changes at most one
+    position of a hand.
     """
     permutation: list[int] = []
     for i, number in enumerate(islice(_numbers(tenant), streams)):
@@ -238,5 +256,5 @@ def _numbers(tenant: str) -> Iterator[int]:
     name = tenant.encode()
     for block in count():
         digest = sha256(name + block.to_bytes(4)).digest()
-        for at in range(0, len(digest), 4):
-            yield int.from_bytes(digest[at : at + 4])
+        for begin in range(0, len(digest), 4):
+            yield int.from_bytes(digest[begin : begin + 4])

@@ -1,9 +1,10 @@
 """Loads the scripts in ``lua/`` and calls them by their hash.
 
-A script's header names its keys and arguments.  The loader replaces the first line with local variables for them, so that
-line numbers stay those of the file.  ``includes:`` names fragments (files whose names begin with ``_``) that several
-scripts share, and that name others in turn; they go into that line too, each after those that it names, without the functions
-that the script has no use for: Lua makes all functions anew at each call.
+A script's header names its keys and arguments.  The loader replaces the first line with local
+variables for them, so that line numbers stay those of the file.  ``includes:`` names fragments
+(files whose names begin with ``_``) that several scripts share, and that name others in turn; they
+go into that line too, each after those that it names, without the functions that the script has no
+use for: Lua makes all functions anew at each call.
 """
 
 import hashlib
@@ -32,7 +33,9 @@ _KEYS = re.compile(r"^-- keys: (?P<names>.+)$", re.MULTILINE)
 _ARGS = re.compile(r"^-- args: (?P<names>.+)$", re.MULTILINE)
 _INCLUDES = re.compile(r"^-- includes: (?P<names>.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
-_FUNCTION = re.compile(r"^local function (?P<name>\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(
+    r"^local function (?P<name>\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL
+)
 _WORD = re.compile(r"\w+")
 
 
@@ -46,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """One call of a script, and what parses the reply."""
+    """A call of a script, and the function that parses its reply."""
 
     script: str
     call: Call
@@ -64,13 +67,14 @@ class Script:
     def call_each(self, client: RedisClient, calls: Sequence[Call]) -> list[Any]:
         """Calls the script several times in one round trip and returns the replies in order.
 
-        The script is loaded again if the server has lost it.  Each call is independent: an error reply is returned, not
-        raised.  Text in replies is bytes, even if the client decodes.  Raises ``redis.RedisError``.
+        The script is loaded again if the server has lost it.  Each call is independent: an error
+        reply is returned, not raised.  Text in replies is bytes, even if the client decodes.
+        Raises ``redis.RedisError``.
         """
         return drive(client, self.steps(calls))
 
     def steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
-        """As ``call_each``, as an operation.  Raises as it does."""
+        """Returns ``call_each`` as an operation.  Raises as it does."""
         replies: list[Any] = yield ScriptRequest(self, calls)
         if lost := _find_lost(replies):
             yield lambda client: client.script_load(self.text)
@@ -80,7 +84,7 @@ class Script:
         return replies
 
     def checked_steps(self, calls: Sequence[Call]) -> Steps[list[Any]]:
-        """As ``steps``, but the first error reply is raised.  Raises ``redis.RedisError``."""
+        """Does as ``steps``, but raises the first error reply.  Raises ``redis.RedisError``."""
         replies = yield from self.steps(calls)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -88,12 +92,14 @@ class Script:
         return replies
 
     def call_together(self, client: RedisClient, calls: Sequence[Call]) -> list[Any]:
-        """As ``call_each``, but in one transaction: a client that waits for several of the keys is woken once, after all calls.
+        """Calls the script as ``call_each`` does, but in one transaction.
 
-        Before Redis 7.2 a waiting client still gets the first key only.  On a Cluster, where the keys are on several
-        servers, this is ``call_each``.  If the transaction fails, because the server lacks the script, is out of memory or
-        does not support transactions, ``call_each`` follows and returns each call's own reply.  Calls must therefore be
-        safe to repeat.  Raises ``redis.RedisError``.
+        A client that waits for several of the keys is woken once, after all calls.  Before Redis
+        7.2 a waiting client still gets the first key only.  On a Cluster, where the keys are on
+        several servers, this is ``call_each``.  If the transaction fails, because the server lacks
+        the script, is out of memory or does not support transactions, ``call_each`` follows and
+        returns each call's own reply.  Calls must therefore be safe to repeat.  Raises
+        ``redis.RedisError``.
         """
         if not isinstance(client, redis.Redis):
             return self.call_each(client, calls)
@@ -105,7 +111,7 @@ class Script:
         return list(replies)
 
     def packed(self, call: Call) -> bytes:
-        """The call as bytes, ready to send."""
+        """Returns the call as bytes, ready to send."""
         arguments = ("EVALSHA", self.sha, len(call.keys), *call.keys, *call.arguments)
         # A third of the time of the client's own packing, which checks every argument.
         packed: bytes = pack_command(arguments)  # type: ignore[arg-type]  # typed for a tuple of bytes only
@@ -126,29 +132,34 @@ class ScriptRequest:
             return _exchange(client, b"".join(map(self.script.packed, self.calls)), len(self.calls))
         pipeline = client.pipeline(transaction=False)
         for call in self.calls:
-            # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the keys.
+            # Not `evalsha`, which a Cluster's pipeline refuses although it can find the node by the
+            # keys.
             command = ("EVALSHA", self.script.sha, len(call.keys), *call.keys, *call.arguments)
             pipeline.execute_command(*command, **{NEVER_DECODE: True})
         return pipeline.execute(raise_on_error=False)
 
 
-def operate(operations: Sequence[Operation[T]], what: str) -> Steps[list[T]]:
+def operate(operations: Sequence[Operation[T]], activity: str) -> Steps[list[T]]:
     """Runs operations of one script in one round trip; returns their results.
 
-    ``what`` is the activity, for error texts.  Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
+    ``activity`` is for error texts.  Raises ``ServerUnavailable``, ``AppendRefused`` or
+    ``ForeignLog``.
     """
     if not operations:
         return []
-    with redis_errors(what):
-        replies = yield from script(operations[0].script).checked_steps([each.call for each in operations])
-    return [each.read(reply) for each, reply in zip(operations, replies, strict=True)]
+    with redis_errors(activity):
+        replies = yield from script(operations[0].script).checked_steps(
+            [operation.call for operation in operations]
+        )
+    return [operation.read(reply) for operation, reply in zip(operations, replies, strict=True)]
 
 
 class CallsAhead:
     """Pipelined script calls: a call is sent before the replies to earlier ones have been read.
 
-    It takes one of the client's connections until it is closed; an error makes that connection unusable.  Replies come in
-    the order of the calls.  On a Cluster, which has no single connection, a call is sent when its reply is requested.
+    It takes one of the client's connections until it is closed; an error makes that connection
+    unusable.  Replies come in the order of the calls.  On a Cluster, which has no single
+    connection, a call is sent when its reply is requested.
     """
 
     def __init__(self, client: RedisClient, script: Script) -> None:
@@ -168,9 +179,10 @@ class CallsAhead:
         self._connection.send_packed_command([self._script.packed(call)], check_health=False)
 
     def reply(self) -> Any:
-        """The reply to the oldest call; as in ``call_each``, error replies are returned and a lost script is loaded again.
+        """Returns the reply to the oldest call.
 
-        Raises ``redis.RedisError``.
+        As in ``call_each``, error replies are returned and a lost script is loaded again. Raises
+        ``redis.RedisError``.
         """
         if not self._replies:
             self._receive()
@@ -183,7 +195,8 @@ class CallsAhead:
             return
         self._replies.append(_read_reply(self._connection))
         if isinstance(self._replies[0], redis.exceptions.NoScriptError):
-            # Reads all replies before it loads the script, so that no call is executed out of order.
+            # Reads all replies before it loads the script, so that no call is executed out of
+            # order.
             self._replies.extend(_read_reply(self._connection) for _ in range(1, len(self._calls)))
             lost = _find_lost(self._replies)
             answers = self._script.call_each(self._client, [self._calls[index] for index in lost])
@@ -200,12 +213,17 @@ class CallsAhead:
 
 
 def _find_lost(replies: Iterable[Any]) -> list[int]:
-    """The numbers of the calls whose script the server does not have."""
-    return [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+    """Returns the indexes of the calls whose script the server does not have."""
+    return [
+        i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)
+    ]
 
 
 def _exchange(client: redis.Redis, message: bytes, count: int) -> list[Any]:
-    """The replies to a message of so many commands; it is sent again as often as the client's own retries have it."""
+    """Returns the replies to a message of ``count`` commands.
+
+    The message is sent again as often as the client's own retries allow.
+    """
     pool = client.connection_pool
     connection: Any = pool.get_connection()
 
@@ -214,7 +232,9 @@ def _exchange(client: redis.Redis, message: bytes, count: int) -> list[Any]:
         return [_read_reply(connection) for _ in range(count)]
 
     try:
-        replies: list[Any] = connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
+        replies: list[Any] = connection.retry.call_with_retry(
+            exchange, lambda _: connection.disconnect()
+        )
     except BaseException:
         connection.disconnect()
         raise
@@ -224,7 +244,7 @@ def _exchange(client: redis.Redis, message: bytes, count: int) -> list[Any]:
 
 
 def _read_reply(connection: Any) -> Any:
-    """The next reply; an error reply is returned, not raised."""
+    """Returns the next reply; an error reply is returned, not raised."""
     try:
         return connection.read_response(disable_decoding=True)
     except redis.ResponseError as error:
@@ -232,24 +252,31 @@ def _read_reply(connection: Any) -> Any:
 
 
 def as_text(value: bytes | str) -> str:
-    """A value of ours as text; bytes of another's that are no UTF-8 are shown by their numbers."""
+    """Returns a value as text; foreign bytes that are not UTF-8 are escaped."""
     return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 
 @cache
 def script(name: str) -> Script:
-    """The script ``lua/<name>.lua``.  Raises ``FileNotFoundError`` or ``ValueError``."""
+    """Returns the script ``lua/<name>.lua``.  Raises ``FileNotFoundError`` or ``ValueError``."""
     *fragments, text = with_fragments(name).values()
-    _, _, rest = text.partition("\n")
-    used = _without_unused(_COMMENT.sub("", "".join(fragments)), _COMMENT.sub("", rest))
-    first_line = " ".join([_declarations(name, text), *filter(None, map(str.strip, used.splitlines()))])
-    whole = f"{first_line}\n{rest}"
-    return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+    _, _, body = text.partition("\n")
+    used = _without_unused(_COMMENT.sub("", "".join(fragments)), _COMMENT.sub("", body))
+    first_line = " ".join(
+        [_declarations(name, text), *filter(None, map(str.strip, used.splitlines()))]
+    )
+    full_text = f"{first_line}\n{body}"
+    return Script(
+        name, full_text, hashlib.sha1(full_text.encode(), usedforsecurity=False).hexdigest()
+    )
 
 
 @cache
 def with_fragments(name: str) -> dict[str, str]:
-    """The texts of the fragments that a file of ``lua/`` needs, each after those that it needs itself, and its own; by name."""
+    """Returns the texts of a file of ``lua/`` and of the fragments that it needs, by name.
+
+    Each comes after those that it needs itself.
+    """
     text, files = _read(name), dict[str, str]()
     includes = _INCLUDES.search(text)
     for fragment in includes["names"].split(", ") if includes else ():
@@ -261,15 +288,15 @@ def _read(name: str) -> str:
     return (directory("lua") / f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _without_unused(fragments: str, rest: str) -> str:
-    """Fragments without those functions that nothing else names, be it the fragments or the rest of the script."""
+def _without_unused(fragments: str, body: str) -> str:
+    """Returns the fragments without the functions that nothing else in the script names."""
 
     def if_used(function: re.Match[str]) -> str:
         name = function["name"]
         return function[0] if words[name] > _WORD.findall(function[0]).count(name) else ""
 
     while True:
-        words = Counter(_WORD.findall(fragments + rest))
+        words = Counter(_WORD.findall(fragments + body))
         used = _FUNCTION.sub(if_used, fragments)
         if used == fragments:
             return used
@@ -277,16 +304,19 @@ def _without_unused(fragments: str, rest: str) -> str:
 
 
 def _declarations(name: str, text: str) -> str:
-    """The line of local variables: ``local stream = KEYS[1]; local epoch = tonumber(ARGV[1]); …``."""
+    """Returns the line of local variables, such as ``local stream = KEYS[1]; local epoch = …``."""
     keys, args = _KEYS.search(text), _ARGS.search(text)
     if keys is None or args is None:
         raise ValueError(f"lua/{name}.lua: the header has no 'keys:' or no 'args:' line")
-    locals_ = (*_declare(_expand(keys["names"]), "KEYS"), *_declare(args["names"].split(", "), "ARGV"))
+    locals_ = (
+        *_declare(_expand(keys["names"]), "KEYS"),
+        *_declare(args["names"].split(", "), "ARGV"),
+    )
     return "; ".join(locals_) + ";"
 
 
 def _expand(names: str) -> Iterator[str]:
-    """Names of keys; the name of a fragment stands for its keys."""
+    """Yields names of keys; the name of a fragment stands for its keys."""
     for name in names.split(", "):
         listed = _KEYS.search(_read(name)) if "/" in name else None
         yield from _expand(listed["names"]) if listed else (name,)

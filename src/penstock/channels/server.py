@@ -1,7 +1,8 @@
 """Connections to Redis or Valkey, and the translation of their errors.
 
-The client library's own retries are off, because only the caller knows whether a write may be repeated.  Every new
-connection checks that the server is new enough: an older one lacks commands of the scripts.
+The client library's own retries are off, because only the caller knows whether a write may be
+repeated.  Every new connection checks that the server is new enough: an older one lacks commands of
+the scripts.
 """
 
 import os
@@ -29,34 +30,52 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from penstock.channels.commands import AsyncRedisClient, RedisClient
 from penstock.channels.redis_urls import RedisUrl, parse_redis_url
 from penstock.database.transactions import Timeouts
-from penstock.errors import AppendRefused, ForeignLog, PenstockError, ServerUnavailable, UnsafeSetting
+from penstock.errors import (
+    AppendRefused,
+    ForeignLog,
+    PenstockError,
+    ServerUnavailable,
+    UnsafeSetting,
+)
 
-Asked = TypeVar("Asked")
+Subject = TypeVar("Subject")
 Client = TypeVar("Client")
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
-"""Longest wait for a reply, in seconds: longer than any blocking read, so that it detects a half-open connection."""
+"""Longest wait for a reply, in seconds: longer than any blocking read, so that it detects a
+half-open connection."""
 
 OLDEST: dict[str, tuple[int, int]] = {"Redis": (6, 2), "Valkey": (7, 2)}
-"""The oldest versions that have every command of the scripts."""
+"""Oldest versions that have every command of the scripts."""
 
 REDIS_ERRORS = (redis.RedisError, RedisClusterException)
 """Every error of the client library."""
 
 RedisFailure = redis.RedisError | RedisClusterException
 
-REFUSALS = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOPERM")
+REFUSALS = (
+    "OOM",
+    "READONLY",
+    "MISCONF",
+    "NOREPLICAS",
+    "LOADING",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "TRYAGAIN",
+    "NOPERM",
+)
 
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
 def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
-    """A client for the server, the Cluster or the Sentinels at a URL: see ``penstock.channels.redis_urls``.
+    """Returns a client for a server, a Cluster or Sentinels: see ``penstock.channels.redis_urls``.
 
-    It connects on the first command; to a Cluster at once.  With TLS it verifies the server's certificate and name.  Timeouts
-    in the URL come before ``timeouts``, those of a caller that cannot wait as long as a worker.  Raises ``InvalidSetting``,
-    ``ServerUnavailable`` or ``UnsafeSetting``.
+    It connects on the first command; to a Cluster at once.  With TLS it verifies the server's
+    certificate and name.  Timeouts in the URL come before ``timeouts``, those of a caller that
+    cannot wait as long as a worker.  Raises ``InvalidSetting``, ``ServerUnavailable`` or
+    ``UnsafeSetting``.
     """
     parsed = parse_redis_url(url)
     if timeouts is not None:
@@ -71,59 +90,69 @@ def connect_redis(url: str, *, timeouts: Timeouts | None = None) -> RedisClient:
                     parsed, redis.RedisCluster, node, retry=retry, redis_connect_func=_check_version
                 )
             case "sentinel":
-                found: RedisClient = _connect_sentinels(
+                client: RedisClient = _connect_sentinels(
                     parsed, _Sentinels, retry=retry, redis_connect_func=_set_up_and_check
                 )
-                return found
+                return client
             case _:
                 return _connect_server(parsed, retry=retry, redis_connect_func=_set_up_and_check)
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
-    """Checks the files for TLS: the client library's error would not say which of them is missing."""
+    """Checks the files for TLS: the client library's error does not say which is missing."""
     for name in _FILES:
         if name in options and not os.access(options[name], os.R_OK):
             raise ServerUnavailable(f"redis_url: {name}: {options[name]} cannot be read")
 
 
 def _timeouts_and_tls(parsed: RedisUrl) -> dict[str, Any]:
-    """Options of every connection, unless the URL has others."""
-    own: dict[str, Any] = {"socket_timeout": REPLY_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
+    """Returns options of every connection, unless the URL has others."""
+    options: dict[str, Any] = {
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    }
     if parsed.is_tls:
-        own |= {"ssl_cert_reqs": "required"}
+        options |= {"ssl_cert_reqs": "required"}
         # Verifying no certificate, there is no name to compare.
-        own |= {"ssl_check_hostname": parsed.options.get("ssl_cert_reqs") != "none"}
-    names = {*own, *_FILES, "ssl_password", "socket_keepalive", "protocol"}
-    return own | {name: value for name, value in parsed.options.items() if name in names}
+        options |= {"ssl_check_hostname": parsed.options.get("ssl_cert_reqs") != "none"}
+    names = {*options, *_FILES, "ssl_password", "socket_keepalive", "protocol"}
+    return options | {name: value for name, value in parsed.options.items() if name in names}
 
 
-def _connect_server(parsed: RedisUrl, **own: Any) -> RedisClient:
-    where: dict[str, Any] = {"path": parsed.path}
+def _connect_server(parsed: RedisUrl, **overrides: Any) -> RedisClient:
+    address: dict[str, Any] = {"path": parsed.path}
     kind: Any = redis.UnixDomainSocketConnection
     if parsed.kind == "server":
         [(host, port)] = parsed.hosts
-        where = {"host": host, "port": port}
+        address = {"host": host, "port": port}
         kind = redis.SSLConnection if parsed.is_tls else redis.Connection
-    options = {**_timeouts_and_tls(parsed), **parsed.options, **where, **own}
+    options = {**_timeouts_and_tls(parsed), **parsed.options, **address, **overrides}
     return redis.Redis.from_pool(redis.ConnectionPool(connection_class=kind, **options))
 
 
 def connect_redis_async(url: str) -> AsyncRedisClient:
-    """As ``connect_redis``, for asyncio: a client of ``redis.asyncio``, which connects on the first command.
+    """Returns a client of ``redis.asyncio``, which connects on the first command.
 
-    It does not check the server's version: a client for threads does that first.
-    Raises ``InvalidSetting`` or ``ServerUnavailable``.
+    See ``connect_redis``. It does not check the server's version: a client for threads does that
+    first. Raises ``InvalidSetting`` or ``ServerUnavailable``.
     """
     parsed = parse_redis_url(url)
     _check_files(parsed.options)
     retry = AsyncRetry(NoBackoff(), 0)
-    options: dict[str, Any] = {**_timeouts_and_tls(parsed), **parsed.options, "ssl": parsed.is_tls, "retry": retry}
+    options: dict[str, Any] = {
+        **_timeouts_and_tls(parsed),
+        **parsed.options,
+        "ssl": parsed.is_tls,
+        "retry": retry,
+    }
     match parsed.kind:
         case "cluster":
-            return _connect_cluster(parsed, redis.asyncio.RedisCluster, AsyncClusterNode, retry=retry)
+            return _connect_cluster(
+                parsed, redis.asyncio.RedisCluster, AsyncClusterNode, retry=retry
+            )
         case "sentinel":
-            found: AsyncRedisClient = _connect_sentinels(parsed, AsyncSentinel, retry=retry)
-            return found
+            client: AsyncRedisClient = _connect_sentinels(parsed, AsyncSentinel, retry=retry)
+            return client
         case "server":
             [(host, port)] = parsed.hosts
             return redis.asyncio.Redis(host=host, port=port, **options)
@@ -132,31 +161,36 @@ def connect_redis_async(url: str) -> AsyncRedisClient:
 
 
 def _connect_cluster(
-    parsed: RedisUrl, client: Callable[..., Client], node: Callable[[str, int], Any], **own: Any
+    parsed: RedisUrl,
+    client: Callable[..., Client],
+    node: Callable[[str, int], Any],
+    **overrides: Any,
 ) -> Client:
     nodes = [node(host, port) for host, port in parsed.hosts]
     options = {**_timeouts_and_tls(parsed), **parsed.options, "ssl": parsed.is_tls}
-    return client(startup_nodes=nodes, **options, **own)
+    return client(startup_nodes=nodes, **options, **overrides)
 
 
-def _connect_sentinels(parsed: RedisUrl, sentinels: Any, *, retry: Any, **own: Any) -> Any:
+def _connect_sentinels(parsed: RedisUrl, sentinels: Any, *, retry: Any, **overrides: Any) -> Any:
     common = {**_timeouts_and_tls(parsed), "retry": retry, "ssl": parsed.is_tls}
-    found = sentinels(parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options})
-    return found.master_for(parsed.service, **{**common, **parsed.options}, **own)
+    manager = sentinels(parsed.hosts, sentinel_kwargs={**common, **parsed.sentinel_options})
+    return manager.master_for(parsed.service, **{**common, **parsed.options}, **overrides)
 
 
 class _Sentinels(Sentinel):
-    """Sentinels whose error says why they name no master, in place of what the client library knows of itself."""
+    """Sentinels whose error says why they name no master."""
 
     def discover_master(self, service_name: str) -> Any:
-        """Address and port of the master."""
+        """Returns address and port of the master."""
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]  # untyped in redis-py
         except MasterNotFoundError:
-            raise MasterNotFoundError(f"the Sentinels name no master {service_name!r}; {self._why()}") from None
+            raise MasterNotFoundError(
+                f"the Sentinels name no master {service_name!r}; {self._why()}"
+            ) from None
 
     def _why(self) -> str:
-        """Asks one of them again: they are mostly set up alike."""
+        """Asks the first Sentinel again: they are mostly set up alike."""
         try:
             self.sentinels[0].ping()
         except redis.RedisError as error:
@@ -165,7 +199,7 @@ class _Sentinels(Sentinel):
 
 
 def _set_up_and_check(connection: Any) -> None:
-    """Authenticates and selects the database, as the client library would by itself, and checks the server's version."""
+    """Authenticates and selects the database, as the client does; checks the version."""
     try:
         connection.on_connect()
     except redis.ResponseError as error:
@@ -175,31 +209,36 @@ def _set_up_and_check(connection: Any) -> None:
     except redis.ConnectionError as error:
         if not _CUT.search(str(error)):
             raise
-        own = _CLOSED_TLS if isinstance(connection, redis.SSLConnection) else _CLOSED
-        raise redis.ConnectionError(f"{own}: {error}") from error
+        explanation = _CLOSED_TLS if isinstance(connection, redis.SSLConnection) else _CLOSED
+        raise redis.ConnectionError(f"{explanation}: {error}") from error
     _check_version(connection)
 
 
 def _check_version(connection: Any) -> None:
-    """Refuses a server that is too old; one that does not tell its version is taken for new enough."""
+    """Refuses a server that is too old; one that hides its version counts as new enough."""
     name, version = _server_version(connection)
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST[name]:
         connection.disconnect()
-        needed = " or ".join(f"{each} {a}.{b}" for each, (a, b) in OLDEST.items())
+        needed = " or ".join(f"{product} {a}.{b}" for product, (a, b) in OLDEST.items())
         raise UnsafeSetting(
-            f"{name} {version} is too old: it lacks commands that Penstock's scripts call. Upgrade it to {needed}, or newer"
+            f"{name} {version} is too old: it lacks commands that Penstock's scripts call. Upgrade "
+            f"it to {needed}, or newer"
         )
 
 
 def _server_version(connection: Any) -> tuple[str, str]:
-    """Name and version of the server: from its greeting, if the protocol has one, or on request."""
+    """Returns name and version of the server, from its greeting or, without one, on request."""
     greeting = getattr(connection, "handshake_metadata", None) or _ask(connection, "HELLO")
     if greeting:
-        pairs = greeting.items() if isinstance(greeting, dict) else zip(greeting[::2], greeting[1::2], strict=False)
-        found = {_as_text(key): _as_text(value) for key, value in pairs}
-        name = "Valkey" if found.get("server") == "valkey" else "Redis"
-        return name, found.get("version", "")
+        pairs = (
+            greeting.items()
+            if isinstance(greeting, dict)
+            else zip(greeting[::2], greeting[1::2], strict=False)
+        )
+        properties = {_as_text(key): _as_text(value) for key, value in pairs}
+        name = "Valkey" if properties.get("server") == "valkey" else "Redis"
+        return name, properties.get("version", "")
     # Before Redis 6, or behind a proxy.
     info = _as_text(_ask(connection, "INFO", "server") or "")
     found_version = re.search(r"^redis_version:(\S+)", info, re.MULTILINE)
@@ -207,7 +246,7 @@ def _server_version(connection: Any) -> tuple[str, str]:
 
 
 def _ask(connection: Any, *command: str) -> Any:
-    """The reply to a command; None if the server refuses it."""
+    """Returns the reply to a command; None if the server refuses it."""
     connection.send_command(*command, check_health=False)
     try:
         return connection.read_response()
@@ -220,72 +259,91 @@ def _as_text(value: Any) -> str:
 
 
 @contextmanager
-def redis_errors(what: str) -> Iterator[None]:
-    """Translates the client library's errors into ours; ``what`` is for their texts: ``appending to rides/2``.
+def redis_errors(activity: str) -> Iterator[None]:
+    """Translates the client library's errors into ours.
 
-    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
+    ``activity`` is for their texts: ``appending to rides/2``. Raises ``ServerUnavailable``,
+    ``AppendRefused`` or ``ForeignLog``.
     """
     try:
         yield
     except REDIS_ERRORS as error:
-        raise translate_error(error, what) from error
+        raise translate_error(error, activity) from error
 
 
 def pipelined(
-    client: Any, asked: Iterable[Asked], ask: Callable[[Any, Asked], object], what: str, *, raises: bool = True
-) -> dict[Asked, Any]:
-    """The reply to one command about each, in one round trip; or its error, unless it ``raises``, as ``redis_errors``."""
-    pipeline, each = client.pipeline(transaction=False), list(asked)
-    for one in each:
-        ask(pipeline, one)
-    with redis_errors(what):
-        return dict(zip(each, pipeline.execute(raise_on_error=raises), strict=True))
+    client: Any,
+    subjects: Iterable[Subject],
+    ask: Callable[[Any, Subject], object],
+    activity: str,
+    *,
+    raises: bool = True,
+) -> dict[Subject, Any]:
+    """Returns the reply to one command for each subject, in one round trip.
+
+    Unless ``raises``, it may be an error; otherwise raises as ``redis_errors``.
+    """
+    pipeline, listed = client.pipeline(transaction=False), list(subjects)
+    for subject in listed:
+        ask(pipeline, subject)
+    with redis_errors(activity):
+        return dict(zip(listed, pipeline.execute(raise_on_error=raises), strict=True))
 
 
-def translate_error(error: RedisFailure, what: str) -> PenstockError:
-    """Our error for one of the client library's; error replies contain no payload."""
+def translate_error(error: RedisFailure, activity: str) -> PenstockError:
+    """Returns our error for one of the client library's; error replies contain no payload."""
     if isinstance(error.__cause__, PenstockError):  # raised while a Cluster's client connected
         return error.__cause__
-    return _translate_unavailable(error, what) or _translate_reply(error, what)
+    return _translate_unavailable(error, activity) or _translate_reply(error, activity)
 
 
-def _translate_unavailable(error: RedisFailure, what: str) -> ServerUnavailable | None:
-    """The error of a server that cannot be talked to; None if it has answered."""
+def _translate_unavailable(error: RedisFailure, activity: str) -> ServerUnavailable | None:
+    """Returns the error of a server that cannot be reached; None if it has answered."""
     if isinstance(error, AuthenticationError) or _word(error) in ("WRONGPASS", "NOAUTH"):
-        found = (
+        explanation = (
             f"Redis refuses the user or the password of redis_url: {_reason(error)}. "
-            "Special characters in them are percent-encoded: %40 for @. Users that were not saved are lost when Redis restarts"
+            "Special characters in them are percent-encoded: %40 for @. Users that were not saved "
+            "are lost when Redis restarts"
         )
     elif isinstance(error, InvalidResponse):
-        found = "the server at redis_url does not speak Redis' protocol. Does the port belong to another server?"
-    elif isinstance(error, MovedError) or _word(error) == "MOVED":  # a plain error before redis-py 6
-        found = "the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
+        explanation = (
+            "the server at redis_url does not speak Redis' protocol. "
+            "Does the port belong to another server?"
+        )
+    elif (
+        isinstance(error, MovedError) or _word(error) == "MOVED"
+    ):  # a plain error before redis-py 6
+        explanation = "the server at redis_url belongs to a Cluster: redis+cluster://, not redis://"
     elif isinstance(error, RedisClusterException) or (
-        isinstance(error, (redis.ConnectionError, redis.TimeoutError)) and _word(error) not in REFUSALS
+        isinstance(error, (redis.ConnectionError, redis.TimeoutError))
+        and _word(error) not in REFUSALS
     ):
-        found = f"Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"
+        explanation = (
+            f"Redis does not answer ({type(error).__name__}: {_reason(error)}){_advice(error)}"
+        )
     else:
         return None
-    return ServerUnavailable(f"{what}: {found}")
+    return ServerUnavailable(f"{activity}: {explanation}")
 
 
-def _translate_reply(error: RedisFailure, what: str) -> ForeignLog | AppendRefused:
-    """The error that an error reply stands for."""
+def _translate_reply(error: RedisFailure, activity: str) -> ForeignLog | AppendRefused:
+    """Returns the error that an error reply stands for."""
     if "WRONGTYPE" in _text(error):
         return ForeignLog(
-            f"{what}: the key holds another type, not a stream; something else uses Penstock's names in this Redis. "
+            f"{activity}: the key holds another type, not a stream; something else uses Penstock's "
+            "names in this Redis. "
             "Move it away, or give the pipeline another namespace"
         )
-    return AppendRefused(f"{what}: Redis refuses: {_reason(error)}{_advice(error)}")
+    return AppendRefused(f"{activity}: Redis refuses: {_reason(error)}{_advice(error)}")
 
 
 def _reason(error: Exception) -> str:
-    """The text of an error in one line."""
+    """Returns the text of an error in one line."""
     return " ".join(_text(error).split())[:300].rstrip(".")
 
 
 def _text(error: Exception) -> str:
-    """The text of an error without the command of a pipeline, whose arguments may be a payload."""
+    """Returns the text of an error without a pipeline's command, which may hold a payload."""
     return _COMMAND.sub("", str(error))
 
 
@@ -294,10 +352,12 @@ _CUT = re.compile("closed by server|while (reading|writing)")
 _CLOSED = "the server closed the connection at the first command"
 _CLOSED_TLS = "the server closed the TLS connection at the first command"
 _ADVICE = {
-    "CERTIFICATE_VERIFY_FAILED": "name the file of the CA's certificate: ?ssl_ca_certs=/path/ca.pem",
+    "CERTIFICATE_VERIFY_FAILED": "name the file of the CA's certificate: "
+    "?ssl_ca_certs=/path/ca.pem",
     "WRONG_VERSION_NUMBER": "does this port speak TLS? Without TLS it is redis://, not rediss://",
     "record layer failure": "does this port speak TLS? Without TLS it is redis://, not rediss://",
-    _CLOSED_TLS: "does it want a client's certificate? ?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
+    _CLOSED_TLS: "does it want a client's certificate? "
+    "?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
     _CLOSED: "does this port speak TLS, or another protocol? With TLS it is rediss://, not redis://",
     "Timeout connecting": "is the address right and, for rediss://, does the port speak TLS?",
     "o permissions": "the rights of users: penstock init --roles --acl setuser",
@@ -308,15 +368,15 @@ _ADVICE = {
 
 
 def _advice(error: Exception) -> str:
-    """Advice on an error, by its text."""
-    for found, advice in _ADVICE.items():
-        if found in str(error):
+    """Returns advice on an error, by its text."""
+    for fragment, advice in _ADVICE.items():
+        if fragment in str(error):
             return f"; {advice}"
     return ""
 
 
 def find_server(error: BaseException | None) -> Literal["postgres", "redis"]:
-    """The server that an error is about, by what it was raised from."""
+    """Returns the server that an error is about, from its causes."""
     while error is not None:
         if isinstance(error, redis.RedisError):
             return "redis"
@@ -325,14 +385,14 @@ def find_server(error: BaseException | None) -> Literal["postgres", "redis"]:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """True for errors that pass: Redis is away, loading, full or read-only."""
+    """Returns whether an error passes: Redis is away, loading, full or read-only."""
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         return True
     return isinstance(error, redis.RedisError) and _word(error) in REFUSALS
 
 
 def _word(error: Exception) -> str:
-    """The first word of a reply, which says what kind of error it is."""
+    """Returns the first word of a reply, which is the kind of error."""
     return _text(error).split(" ", 1)[0].rstrip(":")
 
 
@@ -350,13 +410,14 @@ def check_eviction(client: RedisClient) -> None:
         policy = str(client.info("memory").get("maxmemory_policy", ""))
     if policy.startswith("allkeys-"):
         raise UnsafeSetting(
-            f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key: the log, locks and pinned values too. "
+            f"Redis' maxmemory-policy is {policy}: when its memory is full it deletes any key: the "
+            "log, locks and pinned values too. "
             "CONFIG SET maxmemory-policy noeviction, or give the log its own Redis"
         )
 
 
 def find_refusal(client: RedisClient) -> str | None:
-    """Why Redis refuses writes now, by what its servers say of themselves; None if they take them.
+    """Returns why Redis refuses writes now, by what its servers report; None if they take them.
 
     Raises:
         ServerUnavailable: Redis does not answer.
@@ -364,8 +425,14 @@ def find_refusal(client: RedisClient) -> str | None:
     """
     with redis_errors("looking at Redis"):
         # The client of a Cluster is asked for all of its primaries.
-        found: Any = client.info(target_nodes="primaries") if isinstance(client, RedisCluster) else client.info()
-    servers = [*found.values()] if isinstance(client, RedisCluster) and "role" not in found else [found]
+        info: Any = (
+            client.info(target_nodes="primaries")
+            if isinstance(client, RedisCluster)
+            else client.info()
+        )
+    servers = (
+        [*info.values()] if isinstance(client, RedisCluster) and "role" not in info else [info]
+    )
     return next(filter(None, map(_find_refusal, servers)), None)
 
 

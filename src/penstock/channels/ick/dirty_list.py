@@ -1,8 +1,9 @@
 """The six operations of an Ick, on a client or in an application's Redis pipeline.
 
-Keys and semantics are those of Redis::Ick, so a Ruby process and a Python one may use one Ick at the same time.  The plain
-operations can forget a member that becomes dirty while it is being processed: see ``docs/explanation/icks.md``.
-``reservations`` is for consumers that must not forget it.
+Keys and semantics are those of Redis::Ick, so a Ruby process and a Python one may use one Ick at
+the same time.  The plain operations can forget a member that becomes dirty while it is being
+processed: see ``docs/explanation/icks.md``.  ``reservations`` is for consumers that must not forget
+it.
 """
 
 import sys
@@ -35,7 +36,8 @@ C = TypeVar("C", bound=RedisCommands)
 T = TypeVar("T")
 
 SLICES_AT_ONCE = 32
-"""Most script calls in one round trip: it bounds the memory that a call of millions of marks needs on either side."""
+"""Most script calls in one round trip: it bounds the memory that a call of millions of marks needs
+on either side."""
 
 
 class _DirtyList(Operations[C]):
@@ -47,10 +49,12 @@ class _DirtyList(Operations[C]):
         """Sets up; nothing is sent.
 
         Args:
-            client: From ``connect_redis``, or any redis-py client that does not retry writes by itself; for
-                ``QueuedDirtyList``, from ``client.pipeline()``, with or without a transaction.
+            client: From ``connect_redis``, or any redis-py client that does not retry writes by
+                itself; for ``QueuedDirtyList``, from ``client.pipeline()``, with or without a
+                transaction.
             key: Name of the Ick.
-            namespace: The prefix that Ruby's Redis::Namespace would put before its keys; none if empty.
+            namespace: The prefix that Ruby's Redis::Namespace would put before its keys; none if
+                empty.
 
         Raises:
             InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
@@ -66,16 +70,18 @@ class _DirtyList(Operations[C]):
             marks: A mapping of members to scores, or pairs of them, which are applied in order.
 
         Raises:
-            InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text; nothing was written.
+            InvalidIckCall: A score is not a finite number, or a member is neither bytes nor text;
+                nothing was written.
             ServerUnavailable: Redis does not answer; any of the marks may have been added.
         """
         return (yield from _adding([(self.keys, marks)], self._slice))[0]
 
     @both
     def reserve(self, size: int = 0, *, backwash: bool = False) -> Steps[list[Mark]]:
-        """Reserves the ``size`` lowest members and returns them; they stay reserved until they are committed.
+        """Reserves the ``size`` lowest members and returns them.
 
-        Members reserved earlier are returned again, up to ``size``; the reserved set is filled up from the dirty set.
+        They stay reserved until they are committed. Members reserved earlier are returned again, up
+        to ``size``; the reserved set is filled up from the dirty set.
 
         Args:
             size: Most members to return; with 0 nothing is reserved.
@@ -83,7 +89,8 @@ class _DirtyList(Operations[C]):
 
         Raises:
             InvalidIckCall: The size is not a whole number from 0 on.
-            ServerUnavailable: Redis does not answer; members may have been reserved, and the next call returns them.
+            ServerUnavailable: Redis does not answer; members may have been reserved, and the next
+                call returns them.
         """
         return (yield from self._exchange(size, (), backwash=backwash)).marks
 
@@ -98,34 +105,43 @@ class _DirtyList(Operations[C]):
         return (yield from self._exchange(0, members)).committed
 
     @both
-    def exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> Steps[Exchanged]:
+    def exchange(
+        self, size: int, done: Iterable[Member], *, backwash: bool = False
+    ) -> Steps[Exchanged]:
         """Commits ``done``, then reserves ``size``, in one round trip.
 
         Raises:
-            InvalidIckCall: The size is not a whole number from 0 on, or a member is neither bytes nor text.
+            InvalidIckCall: The size is not a whole number from 0 on, or a member is neither bytes
+                nor text.
             ServerUnavailable: Redis does not answer; the exchange may have happened.
         """
         return (yield from self._exchange(size, done, backwash=backwash))
 
-    def _exchange(self, size: int, done: Iterable[Member], *, backwash: bool = False) -> Steps[Exchanged]:
-        *before, last = operations.slices(encode_members(self.keys.version, done), self._slice)
-        each = [operations.exchange(self.keys, 0, part, backwash=False) for part in before]
-        each.append(operations.exchange(self.keys, size, last, backwash=backwash))
-        results = yield from _running(each, f"exchanging at {self.keys.version}")
+    def _exchange(
+        self, size: int, members: Iterable[Member], *, backwash: bool = False
+    ) -> Steps[Exchanged]:
+        *leading, last = operations.slices(encode_members(self.keys.version, members), self._slice)
+        requests = [operations.exchange(self.keys, 0, part, backwash=False) for part in leading]
+        requests.append(operations.exchange(self.keys, size, last, backwash=backwash))
+        results = yield from _running(requests, f"exchanging at {self.keys.version}")
         return Exchanged(sum(result.committed for result in results), results[-1].marks)
 
     @both
     def stats(self) -> Steps[IckStats | None]:
-        """Sizes and exact scores; None if there is no Ick.
+        """Returns sizes and exact scores; None if there is no Ick.
 
         Raises:
             ServerUnavailable: Redis does not answer.
         """
-        return (yield from _running([operations.stats(self.keys)], f"inspecting {self.keys.version}"))[0]
+        return (
+            yield from _running([operations.stats(self.keys)], f"inspecting {self.keys.version}")
+        )[0]
 
     @both
     def delete(self, *, unlink: bool = False) -> Steps[int]:
-        """Deletes the Ick and all its members; returns how many of the three keys of Redis::Ick existed.
+        """Deletes the Ick and all its members.
+
+        Returns how many of the three keys of Redis::Ick existed.
 
         Args:
             unlink: Free the memory in a background thread of the server.
@@ -140,18 +156,20 @@ class _DirtyList(Operations[C]):
 class DirtyList(_DirtyList[RedisClient], Blocking):
     """An Ick: dirty members, each with the score at which it became dirty, lowest first.
 
-    A call with more than 1,000 marks or members becomes several script calls, each of them atomic, because Redis is blocked
-    while a script runs.  Every call may be repeated if its reply was lost.
+    A call with more than 1,000 marks or members becomes several script calls, each of them atomic,
+    because Redis is blocked while a script runs.  Every call may be repeated if its reply was lost.
 
-    Every call raises ``DamagedIck`` if the Ick is damaged; each that writes, ``AppendRefused`` if Redis does not take writes.
+    Every call raises ``DamagedIck`` if the Ick is damaged; each that writes, ``AppendRefused`` if
+    Redis does not take writes.
     """
 
 
 class QueuedDirtyList(_DirtyList[Any], Queued):
-    """The same operations, queued in an application's Redis pipeline; ``pipeline.execute()`` returns their results.
+    """The same operations, queued in an application's Redis pipeline.
 
-    Each is a single script call of any size and carries the script's text, because a pipeline cannot reload a script that
-    the server has lost.  A damaged Ick raises ``redis.ResponseError``, whose text begins with ``DAMAGED``.
+    ``pipeline.execute()`` returns their results.  Each is a single script call of any size and
+    carries the script's text, because a pipeline cannot reload a script that the server has lost.
+    A damaged Ick raises ``redis.ResponseError``, whose text begins with ``DAMAGED``.
     """
 
     _slice = sys.maxsize
@@ -181,9 +199,9 @@ def _install_parser(pipeline: Any) -> None:
         shared = getattr(pipeline, name, None)
         if shared is not None and shared.get("EVAL") is not _result:
             # A pipeline shares the table with its client, which must not change.
-            own = type(shared)(shared)
-            own["EVAL"] = _result
-            setattr(pipeline, name, own)
+            callbacks = type(shared)(shared)
+            callbacks["EVAL"] = _result
+            setattr(pipeline, name, callbacks)
 
 
 def _result(reply: Any, **options: Any) -> Any:
@@ -192,7 +210,7 @@ def _result(reply: Any, **options: Any) -> Any:
 
 
 def checked_keys(client: Any, key: str, namespace: str) -> IckKeys:
-    """The keys of an Ick, checked for this server.  Raises ``InvalidIckCall``."""
+    """Returns the keys of an Ick, checked for this server.  Raises ``InvalidIckCall``."""
     if not all(isinstance(name, str) for name in (key, namespace)):
         raise InvalidIckCall(f"the key {key!r} of an Ick is not text")
     keys = ick_keys(key, namespace)
@@ -207,40 +225,47 @@ def checked_keys(client: Any, key: str, namespace: str) -> IckKeys:
 def add_each(client: RedisClient, icks: Iterable[tuple[IckKeys, Marks]]) -> list[Added]:
     """Adds marks to several Icks in one round trip; safe to repeat.
 
-    Raises ``InvalidIckCall`` before anything is written; ``DamagedIck`` of one Ick, after the others have their marks;
-    ``ServerUnavailable`` or ``AppendRefused``.
+    Raises ``InvalidIckCall`` before anything is written; ``DamagedIck`` of one Ick, after the
+    others have their marks; ``ServerUnavailable`` or ``AppendRefused``.
     """
     return drive(client, _adding(icks))
 
 
-def _adding(icks: Iterable[tuple[IckKeys, Marks]], size: int = operations.SLICE) -> Steps[list[Added]]:
+def _adding(
+    icks: Iterable[tuple[IckKeys, Marks]], size: int = operations.SLICE
+) -> Steps[list[Added]]:
     owners: list[int] = []
-    each: list[Operation[Added]] = []
+    additions: list[Operation[Added]] = []
     names: list[str] = []
     for owner, (keys, marks) in enumerate(icks):
         names.append(keys.version)
         for part in operations.slices(encode_marks(keys.version, marks), 2 * size):
             owners.append(owner)
-            each.append(operations.add(keys, part))
+            additions.append(operations.add(keys, part))
     sums = [Added(0, 0)] * len(names)
-    results = yield from _running(each, f"adding to {', '.join(names)}")
+    results = yield from _running(additions, f"adding to {', '.join(names)}")
     for owner, added in zip(owners, results, strict=True):
         sums[owner] = Added(sums[owner].new + added.new, sums[owner].lowered + added.lowered)
     return sums
 
 
-def run_each(client: RedisClient, each: Sequence[Operation[T]], what: str) -> list[T]:
-    """Runs operations of one script in order, ``SLICES_AT_ONCE`` at a time; raises the first error after its round trip."""
-    return drive(client, _running(each, what))
+def run_each(client: RedisClient, requests: Sequence[Operation[T]], activity: str) -> list[T]:
+    """Runs operations of one script in order, ``SLICES_AT_ONCE`` at a time.
+
+    The first error is raised after its round trip.
+    """
+    return drive(client, _running(requests, activity))
 
 
-def _running(each: Sequence[Operation[T]], what: str) -> Steps[list[T]]:
+def _running(requests: Sequence[Operation[T]], activity: str) -> Steps[list[T]]:
     results: list[T] = []
-    for at in range(0, len(each), SLICES_AT_ONCE):
-        part = each[at : at + SLICES_AT_ONCE]
-        with redis_errors(what):
-            replies = yield from script(part[0].script).steps([operation.call for operation in part])
+    for begin in range(0, len(requests), SLICES_AT_ONCE):
+        part = requests[begin : begin + SLICES_AT_ONCE]
+        with redis_errors(activity):
+            replies = yield from script(part[0].script).steps(
+                [operation.call for operation in part]
+            )
         for reply in replies:
-            check_reply(reply, what)
+            check_reply(reply, activity)
         results += [operation.read(reply) for operation, reply in zip(part, replies, strict=True)]
     return results

@@ -1,6 +1,7 @@
 """Repairs a damaged Ick without losing a member.
 
-Nothing is deleted: a key with foreign content is renamed to a new key beside the Ick, for later inspection.
+Nothing is deleted: a key with foreign content is renamed to a new key beside the Ick, for later
+inspection.
 """
 
 import secrets
@@ -20,12 +21,17 @@ class Damage:
     """One defect of an Ick."""
 
     key: str  # the damaged key
-    found: str  # the type or the beginning of the text that was found, or ``no version beside … members``
-    moved_to: str | None  # the key that the content was, or would be, moved to; None if nothing has to move
+    # the type or the beginning of the text that was found, or ``no version beside … members``
+    found: str
+    moved_to: (
+        str | None
+    )  # the key that the content was, or would be, moved to; None if nothing has to move
     may_have_lost: bool  # the key may have held members before something else was written there
 
 
-def repair(client: RedisClient, key: str, *, namespace: str = "", dry_run: bool = False) -> list[Damage]:
+def repair(
+    client: RedisClient, key: str, *, namespace: str = "", dry_run: bool = False
+) -> list[Damage]:
     """Repairs an Ick; returns its defects, an empty list if there were none.
 
     Args:
@@ -37,12 +43,14 @@ def repair(client: RedisClient, key: str, *, namespace: str = "", dry_run: bool 
     Raises:
         InvalidIckCall: The key is not text, or the Ick's keys would not share a Cluster slot.
         DamagedIck: The Ick has a later format than this release knows; nothing was written.
-        ServerUnavailable: Redis does not answer; the repair may have been done, and can be repeated.
+        ServerUnavailable: Redis does not answer; the repair may have been done, and can be
+            repeated.
         AppendRefused: Redis does not take writes.
     """
     keys = checked_keys(client, key, namespace)
     suffix = f"/displaced-{secrets.token_hex(4)}"
-    # In the same slot: these names contain the hash tag.  The version's key does not, so its new name is built from the root.
+    # In the same slot: these names contain the hash tag.  The version's key does not, so its new
+    # name is built from the root.
     root = keys.dirty.removesuffix("pset")
     displaced = {
         "version": f"{root}version{suffix}",
@@ -57,17 +65,20 @@ def repair(client: RedisClient, key: str, *, namespace: str = "", dry_run: bool 
 
 
 def _read(reply: Any, keys: IckKeys, displaced: dict[str, str]) -> list[Damage]:
-    word, *found = (as_text(part) for part in reply)
+    word, *defects = (as_text(part) for part in reply)
     if word == "newer":
         raise DamagedIck(
-            f"{keys.version}: found the later format {found[0]}, which this release does not know. "
+            f"{keys.version}: found the later format {defects[0]}, which this release does not "
+            "know. "
             "Nothing was changed: update penstock"
         )
     damages = []
-    for what, text in zip(found[::2], found[1::2], strict=True):
-        if what == "unversioned":
-            damages.append(Damage(keys.version, f"no version beside {text} members", None, may_have_lost=False))
+    for name, text in zip(defects[::2], defects[1::2], strict=True):
+        if name == "unversioned":
+            damages.append(
+                Damage(keys.version, f"no version beside {text} members", None, may_have_lost=False)
+            )
         else:
-            lossy = what in {"dirty", "reserved", "held"}
-            damages.append(Damage(getattr(keys, what), text, displaced[what], may_have_lost=lossy))
+            lossy = name in {"dirty", "reserved", "held"}
+            damages.append(Damage(getattr(keys, name), text, displaced[name], may_have_lost=lossy))
     return damages

@@ -1,8 +1,8 @@
-"""Marking by a pipeline: members of records, in the order of their offsets, compared and marked by one script.
+"""Marking by a pipeline: one script compares and marks members of records, in the order of offsets.
 
-A shard of an Ick has a position like a log's tail: the last record that was marked.  It is stored as a stream of one entry,
-written by the script that marks, so that a shard's tail is found at the same key and in the same form for both kinds of
-channel.
+A shard of an Ick has a position like a log's tail: the last record that was marked.  It is stored
+as a stream of one entry, written by the script that marks, so that a shard's tail is found at the
+same key and in the same form for both kinds of channel.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,10 @@ MICROSECONDS = 1_000_000
 
 
 def coalesce(batch: Batch) -> list[Argument]:
-    """Score and member of one mark for each member, flat; makes no records, and reads no payload.
+    """Returns score and member of one mark for each member, flat.
 
-    The score is the time of the member's first record, in seconds since 1970.
+    Makes no records, and reads no payload. The score is the time of the member's first record, in
+    seconds since 1970.
     """
     since: dict[str, int] = {}
     for member, at_us in zip(batch.columns.keys, batch.columns.staged_us, strict=True):
@@ -35,36 +36,46 @@ def coalesce(batch: Batch) -> list[Argument]:
 
 
 def mark(client: RedisClient, namespace: str, batch: Batch) -> Reply:
-    """Marks the members of a batch; safe to repeat.  Raises ``ServerUnavailable`` or ``AppendRefused``."""
-    keys, columns, what = ick_shard_keys(namespace, batch.shard), batch.columns, f"marking in {batch.shard}"
+    """Marks the members of a batch; safe to repeat.
+
+    Raises ``ServerUnavailable`` or ``AppendRefused``.
+    """
+    keys, columns, activity = (
+        ick_shard_keys(namespace, batch.shard),
+        batch.columns,
+        f"marking in {batch.shard}",
+    )
     names = (*plain_keys(keys.ick), keys.log.stream, keys.log.epoch, keys.progress)
     head: list[Argument] = [batch.epoch, batch.first, batch.last, int(batch.begins)]
     # The position is known by the last record.
     newest = columns.last_id, columns.keys[-1], columns.staged_us[-1]
     call = Call(names, [*head, *newest, *coalesce(batch)])
-    with redis_errors(what):
+    with redis_errors(activity):
         [answer] = script("ick/pipeline/mark").call_each(client, [call])
     if isinstance(answer, REDIS_ERRORS) and (damage := parse_damage(answer)):
         return Unusable(damage)
-    return parse_reply(answer, what)
+    return parse_reply(answer, activity)
 
 
 @dataclass(frozen=True, slots=True)
 class MarkProgress:
     """Progress of a shard of an Ick: marked and processed."""
 
-    # every member marked up to this offset has been processed since, and need not be marked again in an empty Redis
+    # every member marked up to this offset has been processed since, and need not be marked again
+    # in an empty Redis
     done_up_to: Offset
     marked_up_to: Offset  # the last offset whose member was marked
     records: int  # records marked in total
     dirtied: int  # members that became dirty by them; the others were dirty already
 
 
-def update_progress(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, MarkProgress]:
-    """The progress of each of several shards, in one round trip.
+def update_progress(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, MarkProgress]:
+    """Returns the progress of each shard, in one round trip.
 
-    Each call may store a watermark, and a later one moves ``done_up_to`` there: call it from time to time.
-    Raises ``ServerUnavailable``, ``AppendRefused`` or ``DamagedIck``.
+    Each call may store a watermark, and a later one moves ``done_up_to`` there: call it from time
+    to time. Raises ``ServerUnavailable``, ``AppendRefused`` or ``DamagedIck``.
     """
     calls = []
     for shard in shards:
@@ -73,14 +84,22 @@ def update_progress(client: RedisClient, namespace: str, shards: Sequence[ShardN
         calls.append(Call(names, ()))
     with redis_errors("reading the progress of Icks"):
         replies = script("ick/pipeline/progress").call_each(client, calls)
-    found = {}
+    progress = {}
     for shard, reply in zip(shards, replies, strict=True):
         check_reply(reply, f"reading the progress of {shard}")
-        done, marked, records, dirtied = (int(number) for number in reply[1:])
-        found[shard] = MarkProgress(Offset(done), Offset(marked), records, dirtied)
-    return found
+        processed, marked, records, dirtied = (int(number) for number in reply[1:])
+        progress[shard] = MarkProgress(Offset(processed), Offset(marked), records, dirtied)
+    return progress
 
 
-def done_offsets(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
-    """Up to where every member of each shard has been processed.  Calls and raises as ``update_progress``."""
-    return {shard: each.done_up_to for shard, each in update_progress(client, namespace, shards).items()}
+def done_offsets(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, Offset]:
+    """Returns the offset up to which every member of each shard has been processed.
+
+    Calls and raises as ``update_progress``.
+    """
+    return {
+        shard: progress.done_up_to
+        for shard, progress in update_progress(client, namespace, shards).items()
+    }

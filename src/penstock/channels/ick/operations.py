@@ -1,7 +1,7 @@
 """Script calls of an Ick and the parsing of their replies, without any input or output.
 
-An ``Operation`` is a script, its keys and arguments, and the function that parses its reply.  ``DirtyList`` sends
-operations itself; an application's Redis pipeline sends several together.
+An ``Operation`` is a script, its keys and arguments, and the function that parses its reply.
+``DirtyList`` sends operations itself; an application's Redis pipeline sends several together.
 """
 
 import math
@@ -24,9 +24,15 @@ Member = bytes | str
 """Any bytes, or text, which is stored as UTF-8.  Replies contain bytes."""
 
 Score = float | Decimal | Real
-"""A finite number.  It is stored as a double: integers beyond 2**53 are rounded to the nearest double."""
+"""A finite number.  It is stored as a double: integers beyond 2**53 are rounded to the nearest
+double."""
 
-Marks = Mapping[bytes, Score] | Mapping[str, Score] | Mapping[Member, Score] | Iterable[tuple[Member, Score]]
+Marks = (
+    Mapping[bytes, Score]
+    | Mapping[str, Score]
+    | Mapping[Member, Score]
+    | Iterable[tuple[Member, Score]]
+)
 """Members with their scores: a mapping, or pairs, which are applied in order."""
 
 T = TypeVar("T")
@@ -46,7 +52,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """``committed`` members left the reserved set; ``marks`` are reserved now, lowest score first."""
+    """``committed`` members left the reserved set; ``marks`` are reserved, lowest score first."""
 
     committed: int
     marks: list[Mark]
@@ -85,26 +91,28 @@ class IckStats:
 
     @property
     def total(self) -> ScoreSpan:
-        """All three sets together; a member that is in two of them counts twice."""
+        """Returns all three sets together; a member that is in two of them counts twice."""
         spans = (self.dirty, self.reserved, self.held)
         lowest = [span.lowest for span in spans if span.lowest is not None]
         highest = [span.highest for span in spans if span.highest is not None]
-        return ScoreSpan(sum(span.size for span in spans), min(lowest, default=None), max(highest, default=None))
+        return ScoreSpan(
+            sum(span.size for span in spans), min(lowest, default=None), max(highest, default=None)
+        )
 
 
 def plain_keys(keys: IckKeys) -> tuple[str, ...]:
-    """The keys of the plain operations, which Redis::Ick uses too."""
+    """Returns the keys of the plain operations, which Redis::Ick uses too."""
     return (keys.version, keys.dirty, keys.reserved)
 
 
 def all_keys(keys: IckKeys) -> tuple[str, ...]:
-    """All keys of an Ick."""
+    """Returns all keys of an Ick."""
     return (*plain_keys(keys), keys.fence, keys.held)
 
 
 def slices(arguments: Sequence[Argument], size: int) -> list[Sequence[Argument]]:
-    """The arguments in slices of a size; one empty slice if there are none."""
-    return [arguments[at : at + size] for at in range(0, max(len(arguments), 1), size)]
+    """Returns the arguments in slices of ``size``; one empty slice if there are none."""
+    return [arguments[begin : begin + size] for begin in range(0, max(len(arguments), 1), size)]
 
 
 def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:
@@ -113,13 +121,17 @@ def add(keys: IckKeys, arguments: Sequence[Argument]) -> Operation[Added]:
     return Operation("ick/add", call, lambda reply: Added(int(reply[1]), int(reply[2])))
 
 
-def exchange(keys: IckKeys, size: int, done: Sequence[Argument], *, backwash: bool) -> Operation[Exchanged]:
-    """Commits ``done``, encoded by ``encode_members``, and reserves ``size``, in one call.
+def exchange(
+    keys: IckKeys, size: int, members: Sequence[Argument], *, backwash: bool
+) -> Operation[Exchanged]:
+    """Commits ``members``, encoded by ``encode_members``, and reserves ``size``, in one call.
 
     Raises ``InvalidIckCall``.
     """
-    call = Call(plain_keys(keys), (check_size(keys.version, size, 0), int(backwash), *done))
-    return Operation("ick/exchange", call, lambda reply: Exchanged(int(reply[1]), read_marks(reply[2:])))
+    call = Call(plain_keys(keys), (check_size(keys.version, size, 0), int(backwash), *members))
+    return Operation(
+        "ick/exchange", call, lambda reply: Exchanged(int(reply[1]), read_marks(reply[2:]))
+    )
 
 
 def stats(keys: IckKeys) -> Operation[IckStats | None]:
@@ -129,36 +141,39 @@ def stats(keys: IckKeys) -> Operation[IckStats | None]:
 
 def delete(keys: IckKeys, *, unlink: bool) -> Operation[int]:
     """Deletes all keys."""
-    return Operation("ick/delete", Call(all_keys(keys), (int(unlink),)), lambda reply: int(reply[1]))
+    return Operation(
+        "ick/delete", Call(all_keys(keys), (int(unlink),)), lambda reply: int(reply[1])
+    )
 
 
 def parse_damage(error: Exception) -> DamagedIck | None:
-    """The ``DamagedIck`` for the error of a script; None if it is another error."""
-    found = _DAMAGED.search(str(error))
-    if found is None:
+    """Returns the ``DamagedIck`` for a script's error; None if it is another error."""
+    damage = _DAMAGED.search(str(error))
+    if damage is None:
         return None
     return DamagedIck(
-        f"{found['found']}; nothing was written. "
+        f"{damage['found']}; nothing was written. "
         "penstock.clients.repair repairs the Ick, and moves foreign content aside"
     )
 
 
-def check_reply(reply: Any, what: str) -> None:
-    """Raises the error that a script's reply is, if it is one: ``DamagedIck``, ``ServerUnavailable`` or ``AppendRefused``.
+def check_reply(reply: Any, activity: str) -> None:
+    """Raises the error that a script replied, if it did.
 
-    ``what`` is the activity, for the error text: ``adding to rides``.
+    ``activity`` is for the error's text: ``adding to rides``.  Raises ``DamagedIck``,
+    ``ServerUnavailable`` or ``AppendRefused``.
     """
     if isinstance(reply, REDIS_ERRORS):
-        raise parse_damage(reply) or translate_error(reply, what) from reply
+        raise parse_damage(reply) or translate_error(reply, activity) from reply
 
 
 def read_marks(flat: Sequence[Any]) -> list[Mark]:
-    """Marks from the flat list ``member, score, …``."""
+    """Returns marks from the flat list ``member, score, …``."""
     return [(as_bytes(flat[i]), float(flat[i + 1])) for i in range(0, len(flat), 2)]
 
 
 def as_bytes(value: bytes | str) -> bytes:
-    """A member as bytes; a client that decodes replies may have returned text."""
+    """Returns a member as bytes; a client that decodes replies may have returned text."""
     return value if isinstance(value, bytes) else value.encode()
 
 
@@ -166,7 +181,10 @@ def _read_stats(reply: Any, keys: IckKeys) -> IckStats | None:
     if reply is None:
         return None
     dirty, reserved, held = (
-        ScoreSpan(int(reply[2 + i]), *(float(text) if text else None for text in reply[5 + 2 * i : 7 + 2 * i]))
+        ScoreSpan(
+            int(reply[2 + i]),
+            *(float(text) if text else None for text in reply[5 + 2 * i : 7 + 2 * i]),
+        )
         for i in range(3)
     )
     number, holder = int(reply[11]), as_text(reply[12])
@@ -174,7 +192,7 @@ def _read_stats(reply: Any, keys: IckKeys) -> IckStats | None:
 
 
 def encode_marks(key: str, marks: Marks) -> list[Argument]:
-    """Score and member of each mark, flat and in order.  Raises ``InvalidIckCall``."""
+    """Returns score and member of each mark, flat and in order.  Raises ``InvalidIckCall``."""
     pairs = marks.items() if isinstance(marks, Mapping) else marks
     arguments: list[Argument] = []
     for pair in cast("Iterable[object]", pairs):
@@ -189,7 +207,10 @@ def encode_marks(key: str, marks: Marks) -> list[Argument]:
 
 
 def format_score(key: str, member: object, score: object) -> str:
-    """The shortest text that reads back as exactly this score.  Raises ``InvalidIckCall``."""
+    """Returns the shortest text that reads back as exactly this score.
+
+    Raises ``InvalidIckCall``.
+    """
     if isinstance(score, bool) or not isinstance(score, (Real, Decimal)):
         raise InvalidIckCall(
             f"{key}: member {_shown(member)} has the score {_shown(score)}, which is not a number. "
@@ -204,19 +225,22 @@ def format_score(key: str, member: object, score: object) -> str:
             f"{key}: member {_shown(member)} has the score {_shown(score)}. "
             "A score is a finite number: it says when the member became dirty"
         )
-    # Plus zero, because servers differ on whether they keep the sign of a negative zero.  It sorts as zero either way.
+    # Plus zero, because servers differ on whether they keep the sign of a negative zero.  It sorts
+    # as zero either way.
     return repr(number + 0.0)
 
 
 def encode_members(key: str, members: Iterable[Member]) -> list[Argument]:
-    """The members as bytes.  Raises ``InvalidIckCall``."""
+    """Returns the members as bytes.  Raises ``InvalidIckCall``."""
     if isinstance(members, (bytes, str)):
-        raise InvalidIckCall(f"{key}: found {_shown(members)} where several members belong. Put it into a list")
+        raise InvalidIckCall(
+            f"{key}: found {_shown(members)} where several members belong. Put it into a list"
+        )
     return [encode_member(key, member) for member in members]
 
 
 def encode_member(key: str, member: object) -> bytes:
-    """The member as it is stored.  Raises ``InvalidIckCall``."""
+    """Returns the member as it is stored.  Raises ``InvalidIckCall``."""
     if isinstance(member, bytes):
         return member
     try:
@@ -231,9 +255,11 @@ def encode_member(key: str, member: object) -> bytes:
 
 
 def check_size(key: str, size: object, least: int) -> int:
-    """The size of a batch, checked.  Raises ``InvalidIckCall``."""
+    """Returns the size of a batch, checked.  Raises ``InvalidIckCall``."""
     if isinstance(size, bool) or not isinstance(size, int) or size < least:
-        raise InvalidIckCall(f"{key}: the size {_shown(size)} of a batch is not a whole number from {least} on")
+        raise InvalidIckCall(
+            f"{key}: the size {_shown(size)} of a batch is not a whole number from {least} on"
+        )
     return size
 
 

@@ -1,4 +1,8 @@
-"""Appending to the log: compare, then append.  Any publisher may repeat it.  And room for it in the memory that a log may take."""
+"""Appending to the log: compare, then append; any publisher may repeat it.
+
+Also makes room within the memory that a log may take.  Any publisher may repeat it.  And room for
+it in the memory that a log may take.
+"""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -31,29 +35,33 @@ AHEAD = 1
 """Number of batches without a reply while the next one is sent."""
 
 
-def append_together(client: RedisClient, namespace: str, batches: Sequence[Batch]) -> list[tuple[Batch, Reply]]:
+def append_together(
+    client: RedisClient, namespace: str, batches: Sequence[Batch]
+) -> list[tuple[Batch, Reply]]:
     """Appends to several shards in one round trip; safe to repeat.
 
-    A consumer that waits for several of these shards is woken once and finds all batches.  What a log has of a batch already
-    is left out, in a second round trip: another publisher was faster, or a reply was lost.
-    Raises ``ServerUnavailable`` or ``AppendRefused``.
+    A consumer that waits for several of these shards is woken once and finds all batches.  What a
+    log has of a batch already is left out, in a second round trip: another publisher was faster, or
+    a reply was lost.  Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     calls = [_call(namespace, batch) for batch in batches]
     with redis_errors(f"appending to {', '.join(str(batch.shard) for batch in batches)}"):
         replies = script("log/append").call_together(client, calls)
-    done = [(batch, _parse(reply, batch)) for batch, reply in zip(batches, replies, strict=True)]
-    if not (rests := _find_rests(done)):
-        return done
+    outcomes = [
+        (batch, _parse(reply, batch)) for batch, reply in zip(batches, replies, strict=True)
+    ]
+    if not (rests := _find_rests(outcomes)):
+        return outcomes
     sent = append_together(client, namespace, [*rests.values()])
     later = dict(zip(rests, (reply for _, reply in sent), strict=True))
-    return [(batch, later.get(place, reply)) for place, (batch, reply) in enumerate(done)]
+    return [(batch, later.get(place, reply)) for place, (batch, reply) in enumerate(outcomes)]
 
 
-def _find_rests(done: Sequence[tuple[Batch, Reply]]) -> dict[int, Batch]:
-    """Batches to send again, by place: the rest of one that begins in the log, and those after it."""
+def _find_rests(outcomes: Sequence[tuple[Batch, Reply]]) -> dict[int, Batch]:
+    """Returns batches to send again, by place: the part beyond a log's end, and all after it."""
     rests: dict[int, Batch] = {}
     begun: set[ShardName] = set()
-    for place, (batch, reply) in enumerate(done):
+    for place, (batch, reply) in enumerate(outcomes):
         if not isinstance(reply, Behind):
             continue
         if reply.tail >= batch.first:
@@ -67,11 +75,11 @@ def _find_rests(done: Sequence[tuple[Batch, Reply]]) -> dict[int, Batch]:
 def append_ahead(
     client: RedisClient, namespace: str, batches: Iterable[Batch]
 ) -> Generator[tuple[Batch, Reply], None, None]:
-    """Appends one batch after the other, each sent before the reply to the previous one is read; safe to repeat.
+    """Appends batches, sending each before the reply to the previous one is read; safe to repeat.
 
-    Redis appends one batch while the next is being prepared.  Each call compares the tail itself, so a batch that follows
-    a refused one is refused too.  A caller that does not take all replies closes the generator.
-    Raises ``ServerUnavailable`` or ``AppendRefused``.
+    Redis appends one batch while the next is being prepared.  Each call compares the tail itself,
+    so a batch that follows a refused one is refused too.  A caller that does not take all replies
+    closes the generator.  Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
     sent: deque[Batch] = deque()
     with closing(CallsAhead(client, script("log/append"))) as calls:
@@ -94,7 +102,13 @@ def append_ahead(
 
 def _call(namespace: str, batch: Batch) -> Call:
     keys = log_keys(namespace, batch.shard)
-    head: list[Argument] = [batch.epoch, batch.first, batch.last, int(batch.begins), int(batch.plain)]
+    head: list[Argument] = [
+        batch.epoch,
+        batch.first,
+        batch.last,
+        int(batch.begins),
+        int(batch.plain),
+    ]
     values: Iterable[Argument]
     if batch.plain:
         values = chain.from_iterable(batch.columns.rows())
@@ -107,18 +121,20 @@ def _parse(answer: Any, batch: Batch) -> Reply:
     match answer:
         case [b"shared", int(tail), int(offset), bytes(entry_id), list(fields)]:
             try:
-                return _compare(batch, tail, offset, parse_entries(batch.shard, [(entry_id, fields)]))
+                return _compare(
+                    batch, tail, offset, parse_entries(batch.shard, [(entry_id, fields)])
+                )
             except ForeignLog as error:
                 return Unusable(error)
         case _:
             return parse_reply(answer, _activity(batch))
 
 
-def _compare(batch: Batch, tail: int, offset: int, held: Records) -> Reply:
-    """Outcome of a batch that has the record at ``offset`` in common with the log."""
+def _compare(batch: Batch, tail: int, offset: int, stored: Records) -> Reply:
+    """Returns the outcome of a batch whose record at ``offset`` is in the log already."""
     place = offset - batch.first
     ours = batch.columns.ids[place], batch.columns.staged_us[place]
-    record = held[held.offsets.index(Offset(offset))]
+    record = stored[stored.offsets.index(Offset(offset))]
     if (record.id, record.staged_us) != ours:
         return Foreign(Offset(offset), str(record.id))
     return Appended(Offset(tail), 0) if tail >= batch.last else Behind(Offset(tail))
@@ -143,53 +159,68 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTaken:
-    """Memory that a log takes, as the server counts it, with what is under way; and the number of entries that were removed."""
+    """Memory of a log as the server counts it, with batches under way; entries evicted."""
 
     bytes: int
     evicted: int
 
 
-def make_room(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]) -> dict[ShardName, MemoryTaken]:
+def make_room(
+    client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]
+) -> dict[ShardName, MemoryTaken]:
     """Evicts the oldest entries of logs, in one round trip, or a few if there is much to evict.
 
-    The newest entry of a log stays, whatever it takes: it tells where the log ends, and with which record.
-    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
+    The newest entry of a log stays, whatever it takes: it tells where the log ends, and with which
+    record. Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignLog``.
     """
-    taken: dict[ShardName, MemoryTaken] = {}
-    left = dict(rooms)
-    while left:
-        found = _make_rooms(client, namespace, left)
-        for shard, each in found.items():
-            evicted = each.evicted + (taken[shard].evicted if shard in taken else 0)
-            taken[shard] = MemoryTaken(each.bytes, evicted)
-        left = {s: left[s] for s, each in found.items() if each.evicted and each.bytes > left[s].most}
-    return taken
+    memory: dict[ShardName, MemoryTaken] = {}
+    remaining = dict(rooms)
+    while remaining:
+        measured = _make_rooms(client, namespace, remaining)
+        for shard, usage in measured.items():
+            evicted = usage.evicted + (memory[shard].evicted if shard in memory else 0)
+            memory[shard] = MemoryTaken(usage.bytes, evicted)
+        remaining = {
+            s: remaining[s]
+            for s, usage in measured.items()
+            if usage.evicted and usage.bytes > remaining[s].most
+        }
+    return memory
 
 
-def memory_used(client: RedisClient, namespace: str, shards: Sequence[ShardName]) -> dict[ShardName, int]:
-    """Bytes that logs take in Redis, by its own count, in one round trip.  Raises as ``make_room``."""
+def memory_used(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> dict[ShardName, int]:
+    """Returns the bytes that logs take in Redis, by its own count, in one round trip.
+
+    Raises as ``make_room``.
+    """
     unlimited = dict.fromkeys(shards, Room(_UNLIMITED, _UNLIMITED))
-    return {shard: each.bytes for shard, each in _make_rooms(client, namespace, unlimited).items()}
+    return {
+        shard: usage.bytes for shard, usage in _make_rooms(client, namespace, unlimited).items()
+    }
 
 
-def _make_rooms(client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]) -> dict[ShardName, MemoryTaken]:
+def _make_rooms(
+    client: RedisClient, namespace: str, rooms: Mapping[ShardName, Room]
+) -> dict[ShardName, MemoryTaken]:
     calls = [
         Call(
             (log_keys(namespace, shard).stream,),
-            [room.most, room.goal, *(number for each in room.underway for number in each)],
+            [room.most, room.goal, *(number for batch in room.underway for number in batch)],
         )
         for shard, room in rooms.items()
     ]
-    what = f"measuring {', '.join(map(str, rooms))}"
-    with redis_errors(what):
+    activity = f"measuring {', '.join(map(str, rooms))}"
+    with redis_errors(activity):
         replies = script("log/make_room").call_each(client, calls)
-    found: dict[ShardName, MemoryTaken] = {}
+    usages: dict[ShardName, MemoryTaken] = {}
     for shard, reply in zip(rooms, replies, strict=True):
         match reply:
             case [b"room", int(taken), int(evicted)]:
-                found[shard] = MemoryTaken(taken, evicted)
+                usages[shard] = MemoryTaken(taken, evicted)
             case _ if isinstance(reply, REDIS_ERRORS):
                 raise translate_error(reply, f"measuring {shard}") from reply
             case _:
                 raise make_foreign(f"measuring {shard}", reply)
-    return found
+    return usages

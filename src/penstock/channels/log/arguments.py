@@ -1,4 +1,4 @@
-"""Checked arguments of readers, writers and groups of a log, and steps that readers and groups share."""
+"""Checks of arguments of readers, writers and groups of a log, and steps that they share."""
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
@@ -27,11 +27,11 @@ MAX_S = 1e9
 """Upper limit of a time, in seconds, if nothing else bounds it: thirty years."""
 
 Source = Literal["auto", "redis", "journal"]
-"""Source of records: the journal for those that Redis has evicted, for none, or for all."""
+"""Source of records: the journal for evicted records only, for none, or for all."""
 
 
 def name_and_shards(log: LogChannel | str) -> tuple[str, int]:
-    """The name of a log and the number of its shards: that of the channel; 1 if only the name is given.
+    """Returns the name of a log and its number of shards; 1 if only the name is given.
 
     Raises ``DeclarationError``.
     """
@@ -43,28 +43,34 @@ def name_and_shards(log: LogChannel | str) -> tuple[str, int]:
 
 
 def check_source(source: str, *, has_journal: bool) -> None:
-    """Refuses a source that is none, or that a reader does not have.  Raises ``InvalidLogCall``."""
+    """Refuses an unknown source, or one that a reader does not have.  Raises ``InvalidLogCall``."""
     check_choice("source", source, get_args(Source))
     if source == "journal" and not has_journal:
-        raise InvalidLogCall("source", "is 'journal', and this reader has none: give it older=JournalRecords(…)")
+        raise InvalidLogCall(
+            "source", "is 'journal', and this reader has none: give it older=JournalRecords(…)"
+        )
 
 
 def check_choice(field: str, chosen: object, choices: tuple[str | None, ...]) -> None:
-    """Refuses what is none of the choices.  Raises ``InvalidLogCall``."""
+    """Refuses a value that is none of the choices.  Raises ``InvalidLogCall``."""
     if not (chosen is None or isinstance(chosen, str)) or chosen not in choices:
         raise InvalidLogCall(field, f"is {chosen!r}; it takes {', '.join(map(repr, choices))}")
 
 
 def check_number(field: str, number: object, least: int = 0, most: int = NEWEST) -> int:
-    """The number, if it is a whole one within these limits.  Raises ``InvalidLogCall``."""
+    """Returns the number, if it is a whole one within the limits.  Raises ``InvalidLogCall``."""
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
         raise InvalidLogCall(field, f"is {number!r}; it takes {least:,} to {most:,}")
     return number
 
 
 def check_seconds(field: str, seconds: object, least: float = 0.0, most: float = MAX_S) -> float:
-    """The seconds, if they are a number within these limits.  Raises ``InvalidLogCall``."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not least <= seconds <= most:
+    """Returns the seconds, if they are a number within the limits.  Raises ``InvalidLogCall``."""
+    if (
+        not isinstance(seconds, int | float)
+        or isinstance(seconds, bool)
+        or not least <= seconds <= most
+    ):
         raise InvalidLogCall(field, f"is {seconds!r}; it takes {least:g} to {most:,.0f} seconds")
     return seconds
 
@@ -72,26 +78,39 @@ def check_seconds(field: str, seconds: object, least: float = 0.0, most: float =
 def wait_for_more(
     client: RedisCommands, namespace: str, positions: Mapping[ShardName, Offset], seconds: float
 ) -> Steps[None]:
-    """Waits until a shard has an entry after its position, or for so many seconds.
+    """Waits until a shard has an entry after its position, at most ``seconds``.
 
-    No single command can wait for several shards of a Cluster, which may be on several servers: they are polled.
+    No single command can wait for several shards of a Cluster, which may be on several servers:
+    they are polled.
     """
-    if not isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster) or len(positions) == 1:
-        streams = {log_keys(namespace, shard).stream: f"{after}-0" for shard, after in positions.items()}
+    if (
+        not isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
+        or len(positions) == 1
+    ):
+        streams = {
+            log_keys(namespace, shard).stream: f"{offset}-0" for shard, offset in positions.items()
+        }
         yield lambda client: client.xread(streams, count=1, block=max(1, int(seconds * 1000)))
         return
     until = monotonic() + seconds
     while monotonic() < until:
-        if any((yield lambda client: ask_for_more(client, namespace, positions).execute(raise_on_error=False))):
+        if any(
+            (
+                yield lambda client: ask_for_more(client, namespace, positions).execute(
+                    raise_on_error=False
+                )
+            )
+        ):
             return
         yield Sleep(POLL_S)
 
 
 def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName]) -> Steps[None]:
-    """Refuses a number of shards beyond which some were written: their records would be left out in silence.
+    """Refuses a number of shards if Redis has shards beyond it.
 
-    ``unchecked`` is the first of the further shards that a resharded log would have: see ``next_shards``.  Raises
-    ``InvalidLogCall``, ``ServerUnavailable`` or ``ForeignLog``.
+    Their records would be left out silently.  ``unchecked`` is the first of the further shards that
+    a resharded log would have: see ``next_shards``.  Raises ``InvalidLogCall``,
+    ``ServerUnavailable`` or ``ForeignLog``.
     """
     keys = [log_keys(namespace, shard).epoch for shard in unchecked]
 
@@ -103,10 +122,14 @@ def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName])
 
     with redis_errors("looking for further shards"):
         epochs = yield ask
-    written = [str(shard) for shard, epoch in zip(unchecked, epochs, strict=True) if epoch is not None]
+    written = [
+        str(shard) for shard, epoch in zip(unchecked, epochs, strict=True) if epoch is not None
+    ]
     if written:
         raise InvalidLogCall(
             "shards",
-            f"is {shards}, and Redis has {', '.join(written)}: the log was resharded, and their records would be left "
-            "out. Give the number of all shards that it ever had, shards=…; `penstock status` shows them",
+            f"is {shards}, and Redis has {', '.join(written)}: the log was resharded, and their "
+            "records would be left "
+            "out. Give the number of all shards that it ever had, shards=…; `penstock status` "
+            "shows them",
         )

@@ -30,16 +30,23 @@ ReadRecords = dict[ShardName, Records]
 class Follower:
     """Reads several shards at once on its own connection, for use by one thread.
 
-    The next read may be requested ahead, so that Redis looks up records while the caller works on the previous ones.
-    Records that were requested for other positions than those given to ``wait`` are dropped.
+    The next read may be requested ahead, so that Redis looks up records while the caller works on
+    the previous ones. Records that were requested for other positions than those given to ``wait``
+    are dropped.
     """
 
     def __init__(
-        self, client: RedisClient, namespace: str, *, count: int, on_unusable: OnUnusable | None = None
+        self,
+        client: RedisClient,
+        namespace: str,
+        *,
+        count: int,
+        on_unusable: OnUnusable | None = None,
     ) -> None:
-        """Sets up; it connects on first use.  ``wait`` returns at most ``count`` records of a shard.
+        """Sets up; it connects on first use.
 
-        ``on_unusable`` is called with a shard whose next entry Penstock did not write, and the others are read; None raises.
+        ``wait`` returns at most ``count`` records of a shard. ``on_unusable`` is called with a
+        shard whose next entry Penstock did not write, and the others are read; None raises.
         """
         self._on_unusable = on_unusable
         self._client, self._namespace, self._count = client, namespace, count
@@ -51,9 +58,9 @@ class Follower:
         self._entries = min(count, FIRST_ENTRIES)
 
     def wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
-        """Records after each of ``positions``; waits up to ``block_ms`` for the first one, or not at all if that is None.
+        """Returns the records after each position; waits up to ``block_ms`` for the first one.
 
-        Raises ``ServerUnavailable`` or ``ForeignLog``.
+        With ``block_ms`` None it does not wait. Raises ``ServerUnavailable`` or ``ForeignLog``.
         """
         try:
             return self._wait(positions, block_ms)
@@ -61,53 +68,66 @@ class Follower:
             return self._read_each(positions)
 
     def _wait(self, positions: Positions, block_ms: int | None) -> ReadRecords:
-        kept = self._take_kept(positions)
-        others = {shard: at for shard, at in positions.items() if shard not in kept}
+        leftover = self._take_kept(positions)
+        others = {shard: offset for shard, offset in positions.items() if shard not in leftover}
         if not others:
-            return kept
-        return {**kept, **self._limit(others, self._read(others, None if kept else block_ms))}
+            return leftover
+        return {
+            **leftover,
+            **self._limit(others, self._read(others, None if leftover else block_ms)),
+        }
 
     def _take_kept(self, positions: Positions) -> ReadRecords:
-        """Records left over from the last reads, of shards that continue within them."""
-        kept, self._kept = self._kept, {}
-        following = {s: each for s, each in kept.items() if s in positions and each.continues(positions[s])}
+        """Returns records left over from the last reads, for shards that continue within them."""
+        leftover, self._kept = self._kept, {}
+        following = {
+            s: records
+            for s, records in leftover.items()
+            if s in positions and records.continues(positions[s])
+        }
         return self._limit(positions, following)
 
-    def _limit(self, positions: Positions, found: ReadRecords) -> ReadRecords:
-        """The first ``count`` records after each of ``positions``.
+    def _limit(self, positions: Positions, unlimited: ReadRecords) -> ReadRecords:
+        """Returns the first ``count`` records after each of ``positions``.
 
-        Keeps all that come after it: an entry may end beyond ``count``, and a worker may take fewer.
+        Keeps those after them: an entry may end beyond ``count``, and a worker may take fewer.
         """
-        following = {shard: records.after(positions[shard]) for shard, records in found.items()}
+        following = {shard: records.after(positions[shard]) for shard, records in unlimited.items()}
         self._kept |= following
         return {shard: records[: self._count] for shard, records in following.items() if records}
 
     def _read(self, positions: Positions, block_ms: int | None) -> ReadRecords:
         if self._is_cluster:
             return self._poll(positions, block_ms or 0)
-        if found := self._receive_requested(positions):
-            return found
+        if records := self._receive_requested(positions):
+            return records
         with redis_errors("waiting for records"):
             self._send(positions, block_ms)
             return self._receive(positions)
 
     def _read_each(self, positions: Positions) -> ReadRecords:
-        """Records available now, shard by shard; unreadable shards are left out."""
-        found: ReadRecords = {}
-        for shard, after in positions.items():
+        """Returns the records available now, shard by shard; unreadable shards are left out."""
+        by_shard: ReadRecords = {}
+        for shard, offset in positions.items():
             with leaving_out(shard, self._on_unusable):
-                records = read(self._client, self._namespace, shard, after, self._count, parse=parse_leading)
+                records = read(
+                    self._client, self._namespace, shard, offset, self._count, parse=parse_leading
+                )
                 if records:
-                    found[shard] = records
-        return found
+                    by_shard[shard] = records
+        return by_shard
 
     def request_ahead(self, positions: Positions) -> None:
-        """Requests the records after ``positions`` for the next ``wait``; does nothing on a Cluster, which has several servers.
+        """Requests the records after ``positions`` for the next ``wait``.
 
-        Raises ``ServerUnavailable``.
+        Does nothing on a Cluster, which has several servers. Raises ``ServerUnavailable``.
         """
-        kept = {s: at for s, at in positions.items() if s in self._kept and self._kept[s].continues(at)}
-        positions = {s: at for s, at in positions.items() if s not in kept}
+        leftover = {
+            s: offset
+            for s, offset in positions.items()
+            if s in self._kept and self._kept[s].continues(offset)
+        }
+        positions = {s: offset for s, offset in positions.items() if s not in leftover}
         if self._is_cluster or not positions:
             return
         self._disconnect()
@@ -116,7 +136,7 @@ class Follower:
         self._requested = dict(positions)
 
     def close(self) -> None:
-        """Disconnects and releases the connection if a reply is outstanding, and forgets what it has read."""
+        """Disconnects, releases a connection with an outstanding reply, and drops what was read."""
         self._disconnect()
         self._kept = {}
 
@@ -131,17 +151,17 @@ class Follower:
         if not requested:
             return {}
         try:
-            found = self._receive(requested)
+            received = self._receive(requested)
         except (redis.RedisError, ForeignLog):
             return {}  # the server may have closed an idle connection: `wait` reads again
-        return {s: records for s, records in found.items() if positions.get(s) == requested[s]}
+        return {s: records for s, records in received.items() if positions.get(s) == requested[s]}
 
     def _send(self, positions: Positions, block_ms: int | None) -> None:
         self._connection = self._pool.get_connection()
         block = () if block_ms is None else (b"BLOCK", block_ms)
         streams = [log_keys(self._namespace, shard).stream for shard in positions]
-        after = [f"{offset}-0" for offset in positions.values()]
-        command = ("XREAD", "COUNT", self._entries, *block, "STREAMS", *streams, *after)
+        entry_ids = [f"{offset}-0" for offset in positions.values()]
+        command = ("XREAD", "COUNT", self._entries, *block, "STREAMS", *streams, *entry_ids)
         try:
             self._connection.send_packed_command([pack_command(command)], check_health=False)
         except redis.RedisError:
@@ -149,7 +169,10 @@ class Follower:
             raise
 
     def _receive(self, positions: Positions) -> ReadRecords:
-        """The reply to the last command, read without the client, which would build a dictionary for every entry."""
+        """Returns the reply to the last command.
+
+        Does not use the client, which would build a dictionary for every entry.
+        """
         connection, self._connection = self._connection, None
         try:
             answer = connection.read_response(disable_decoding=True)
@@ -163,31 +186,37 @@ class Follower:
         return self._parse({shards[stream]: entries for stream, entries in pairs})
 
     def _parse(self, read: Mapping[ShardName, Sequence[tuple[bytes, Fields]]]) -> ReadRecords:
-        """The records of each shard before its first entry that is not Penstock's."""
-        found: ReadRecords = {}
+        """Returns the records of each shard before its first foreign entry."""
+        parsed: ReadRecords = {}
         for shard, entries in read.items():
             with leaving_out(shard, self._on_unusable):
-                found[shard] = parse_leading(shard, entries)
-        if found:
-            self._adapt(sum(len(read[shard]) for shard in found), sum(map(len, found.values())))
-        return found
+                parsed[shard] = parse_leading(shard, entries)
+        if parsed:
+            self._adapt(sum(len(read[shard]) for shard in parsed), sum(map(len, parsed.values())))
+        return parsed
 
     def _adapt(self, entries: int, records: int) -> None:
-        """Asks for as many entries next time as hold ``count`` records, if they go on like those that were read.
+        """Adapts the number of entries of the next read to hold ``count`` records.
 
-        Step by step: small entries may be followed by ones of thousands of records.
+        It assumes that entries continue like those just read, and grows step by step: small entries
+        may be followed by entries of thousands of records.
         """
         needed = min(GROWTH * self._entries, -(-self._count * entries // max(1, records)))
         self._entries = needed if records <= entries else min(needed, MAX_BATCHES)
 
     def _poll(self, positions: Positions, wait_ms: int) -> ReadRecords:
-        """As ``wait``, on a Cluster: its shards are on several nodes, and no single command can wait for all of them."""
+        """Polls a Cluster as ``wait`` waits for a server.
+
+        The shards are on several nodes, and no single command can wait for all of them.
+        """
         deadline = monotonic() + wait_ms / 1000
         while True:
             with redis_errors("waiting for records"):
-                answers = ask_for_more(self._client, self._namespace, positions, self._entries).execute()
+                answers = ask_for_more(
+                    self._client, self._namespace, positions, self._entries
+                ).execute()
             read = {s: entries for s, entries in zip(positions, answers, strict=True) if entries}
-            found = self._parse(read)
+            parsed = self._parse(read)
             if read or monotonic() >= deadline:
-                return found
+                return parsed
             sleep(POLL_S)

@@ -37,16 +37,17 @@ MAX_COUNT = 10_000
 """Most offsets of one read."""
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Size at which a read ends, in bytes of entries as they are stored: the entry that reaches it is the last one."""
+"""Size at which a read ends, in bytes of entries as they are stored: the entry that reaches it is
+the last one."""
 
 DECOMPRESSED = 8
 """Factor for the same limit on decompressed bytes: 64 MiB."""
 
 MIN_BYTES = 64 * 1024
-"""The same of each shard of a read of many shards."""
+"""The same limit for each shard of a read of many shards."""
 
 MAX_WAIT_S = 1.0
-"""Longest wait for an entry before the log's end is looked at again, in seconds."""
+"""Longest wait for an entry, in seconds, before the log's end is read again."""
 
 Older = Callable[[LogSlice], LogSlice]
 """Returns a slice ``filled`` with the records at its ``evicted`` offsets, as far as it has them."""
@@ -56,10 +57,11 @@ OlderAsync = Callable[[LogSlice], Awaitable[LogSlice]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """Position of a reader in a shard: the highest offset that was read, that record as ``id time``, the epoch of that reply.
+class _Position:
+    """Position of a reader in a shard: highest offset read, that record, and the epoch of the
+    reply.
 
-    The last two are empty if they are not known.
+    The record is ``id time``.  Record and epoch are empty if they are not known.
     """
 
     offset: Offset = BEGINNING
@@ -67,11 +69,11 @@ class _Seen:
     epoch: str = ""
 
 
-_NOTHING = _Seen()
+_UNREAD = _Position()
 
 
 class _LogReader(Operations[C], Generic[C, O]):
-    """The operations of a reader, and how far it has read each shard."""
+    """Operations of a reader, and how far it has read each shard."""
 
     def __init__(
         self,
@@ -85,12 +87,14 @@ class _LogReader(Operations[C], Generic[C, O]):
         """Sets up; nothing is sent.
 
         Args:
-            client: A client of redis-py, best from ``connect_redis``; of ``redis.asyncio`` for asyncio.
+            client: A client of redis-py, best from ``connect_redis``; of ``redis.asyncio`` for
+                asyncio.
             log: A channel of a pipeline, or the name of a log; that of a source is ``orders@eu``.
-            shards: Number of its shards, all that it ever had; by default that of the channel, or 1.
+            shards: Number of its shards, all that it ever had; by default that of the channel, or
+                1.
             namespace: First part of each key.
-            older: Fetches records that have been evicted from Redis, such as ``penstock.journal.journal_records.JournalRecords``; without it
-                they are None.
+            older: Fetches records that have been evicted from Redis, such as
+                ``penstock.journal.journal_records.JournalRecords``; without it they are None.
 
         Raises:
             InvalidName: The name or the namespace is not valid.
@@ -102,13 +106,15 @@ class _LogReader(Operations[C], Generic[C, O]):
         self._client, self._older = client, older
         self.name = checked_channel(name)
         self._namespace = checked_schema(namespace, "namespace")
-        self._shards = [ShardName(self.name, Shard(each)) for each in range(number)]
+        self._shards = [ShardName(self.name, Shard(index)) for index in range(number)]
         self._unchecked = next_shards(self.name, number) if isinstance(log, LogChannel) else []
-        self._seen: dict[ShardName, _Seen] = {}
+        self._positions: dict[ShardName, _Position] = {}
 
     @classmethod
     def connect(cls, url: str, log: LogChannel | str, **options: Any) -> Self:
-        """A reader at a URL of Redis: see ``penstock.channels.redis_urls``; ``options`` are those of the constructor.
+        """Returns a reader for a URL of Redis: see ``penstock.channels.redis_urls``.
+
+        ``options`` are those of the constructor.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -128,59 +134,76 @@ class _LogReader(Operations[C], Generic[C, O]):
         block_s: float = 0.0,
         source: Source = "auto",
     ) -> Steps[LogSlice]:
-        """Reads ``count`` offsets, the first of them ``offset``; an evicted record is None in its place.
+        """Reads ``count`` offsets from ``offset`` on; an evicted record is None in its place.
 
-        The slice is shorter if the log ends, and after 8 MiB of entries, or 64 MiB of what was compressed in them: go on at
-        ``next`` of the slice.
+        The slice is shorter if the log ends, and after 8 MiB of entries, or 64 MiB of what was
+        compressed in them: go on at ``next`` of the slice.
 
         Args:
             shard: Number of the shard.
-            offset: The first offset of the slice; below 1 it is 1.  None is 1, and the last offset for a read backwards.
-            count: Number of offsets, evicted ones included, up to 10,000; 0 for nothing but ``LogSlice.info``.
+            offset: The first offset of the slice; below 1 it is 1.  None is 1, and the last offset
+                for a read backwards.
+            count: Number of offsets, evicted ones included, up to 10,000; 0 for nothing but
+                ``LogSlice.info``.
             backwards: Goes to lower offsets; begins at the last one if ``offset`` is beyond.
-            block_s: How long to wait, in seconds, if no offset from ``offset`` on exists yet, also if the log does not.  The
-                slice is empty if none comes.
-            source: ``auto`` takes what Redis has evicted from ``older``; ``redis`` takes nothing, and ``journal`` all records
-                from there, and raises what that raises.
+            block_s: How long to wait, in seconds, if no offset from ``offset`` on exists yet, also
+                if the log does not.  The slice is empty if none comes.
+            source: ``auto`` takes what Redis has evicted from ``older``; ``redis`` takes nothing,
+                and ``journal`` all records from there, and raises what that raises.
 
         Raises:
             ServerUnavailable: Redis does not answer.
             ForeignLog: The key holds something else; ``DamagedEntry`` if an entry cannot be read.
             LogLost: The log is no longer the one that this reader has read.
-            InvalidLogCall: An argument is out of range, or the log has more shards than the channel that the reader was
-                given: looked up at its first read.
+            InvalidLogCall: An argument is out of range, or the log has more shards than the channel
+                that the reader was given: looked up at its first read.
         """
         name = self._shard(shard)
         check_source(source, has_journal=self._older is not None)
         until = monotonic() + (0.0 if backwards or not count else block_s)
         while True:
-            [found] = yield from self._run([self._reading(name, offset, count, backwards=backwards)])
-            if found or not (yield from self._wait([found], until)):
-                return (yield from self._fill(found, source))
+            [log_slice] = yield from self._run(
+                [self._reading(name, offset, count, backwards=backwards)]
+            )
+            if log_slice or not (yield from self._wait([log_slice], until)):
+                return (yield from self._fill(log_slice, source))
 
     @both
     def read_back(
-        self, shard: int = 0, offset: int | None = None, count: int = 100, *, source: Source = "auto"
+        self,
+        shard: int = 0,
+        offset: int | None = None,
+        count: int = 100,
+        *,
+        source: Source = "auto",
     ) -> Steps[LogSlice]:
-        """Reads ``count`` offsets backwards: the last ones, or those from ``offset`` down.  Raises as ``read``."""
+        """Reads ``count`` offsets backwards: the last ones, or those from ``offset`` down.
+
+        Raises as ``read``.
+        """
         check_source(source, has_journal=self._older is not None)
-        [found] = yield from self._run([self._reading(self._shard(shard), offset, count, backwards=True)])
-        return (yield from self._fill(found, source))
+        [log_slice] = yield from self._run(
+            [self._reading(self._shard(shard), offset, count, backwards=True)]
+        )
+        return (yield from self._fill(log_slice, source))
 
     @both
     def info(self, shard: int = 0) -> Steps[LogInfo]:
-        """The extent of a shard.  Raises as ``read``."""
-        [found] = yield from self._run([self._reading(self._shard(shard), None, 0)])
-        return found.info
+        """Returns the extent of a shard.  Raises as ``read``."""
+        [log_slice] = yield from self._run([self._reading(self._shard(shard), None, 0)])
+        return log_slice.info
 
     @both
     def read_any(
         self, offsets: Mapping[int, int], count: int = 100, *, block_s: float = 0.0
     ) -> Steps[dict[int, LogSlice]]:
-        """Reads several shards, each from its offset on, in one round trip; waits until one of them has something.
+        """Reads several shards, each from its offset on, in one round trip.
+
+        Waits until one of them has something.
 
         Args:
-            offsets: The first offset of each shard, by its number; without any, the result is empty at once.
+            offsets: The first offset of each shard, by its number; without any, the result is empty
+                at once.
             count: Number of offsets of each shard.
             block_s: How long to wait, in seconds, if no shard has one yet.
 
@@ -192,23 +215,31 @@ class _LogReader(Operations[C], Generic[C, O]):
         until = monotonic() + (block_s if count else 0.0)
         most_bytes = max(MIN_BYTES, MAX_BYTES // max(1, len(offsets)))
         while True:
-            operations = [self._reading(self._shard(n), at, count, most_bytes=most_bytes) for n, at in offsets.items()]
-            found = dict(zip(offsets, (yield from self._run(operations)), strict=True))
-            if any(found.values()) or not found or not (yield from self._wait([*found.values()], until)):
+            operations = [
+                self._reading(self._shard(n), offset, count, most_bytes=most_bytes)
+                for n, offset in offsets.items()
+            ]
+            slices = dict(zip(offsets, (yield from self._run(operations)), strict=True))
+            if (
+                any(slices.values())
+                or not slices
+                or not (yield from self._wait([*slices.values()], until))
+            ):
                 break
         filled: dict[int, LogSlice] = {}
-        for number, each in found.items():
-            if each:
-                filled[number] = yield from self._fill(each)
+        for number, log_slice in slices.items():
+            if log_slice:
+                filled[number] = yield from self._fill(log_slice)
         return filled
 
     @both
     def offset_at(self, at: datetime, shard: int = 0, *, slack_s: float = 60.0) -> Steps[Offset]:
-        """The offset from which on to read everything that was staged at a time or later, in O(log n).
+        """Returns the offset from which to read all records staged at a time or later, in O(log n).
 
-        Staging times are not in the order of offsets: a transaction that takes long commits records that are older than
-        those before them.  No record staged at ``at`` or later comes before the result, as long as no transaction takes
-        longer than ``slack_s``; some that were staged earlier come after it, so compare their ``staged_at``.
+        Staging times are not in the order of offsets: a transaction that takes long commits records
+        that are older than those before them.  No record staged at ``at`` or later comes before the
+        result, as long as no transaction takes longer than ``slack_s``; some that were staged
+        earlier come after it, so compare their ``staged_at``.
 
         Args:
             at: The time, with a time zone.
@@ -216,7 +247,8 @@ class _LogReader(Operations[C], Generic[C, O]):
             slack_s: What the longest transaction takes, in seconds, from staging to commit.
 
         Returns:
-            An offset that is available; one past the last one if all were staged earlier.  If it is the first one that is
+            An offset that is available; one past the last one if all were staged earlier.  If it is
+                the first one that is
             available, earlier ones may have been evicted.
 
         Raises as ``read``.
@@ -229,25 +261,29 @@ class _LogReader(Operations[C], Generic[C, O]):
 
         def parse(reply: Any) -> Offset:
             _, _, tail, entries = self._parse_head(name, reply)
-            staged = (each.offset for each in parse_entries(name, entries) if each.staged_us >= threshold)
+            staged = (
+                record.offset
+                for record in parse_entries(name, entries)
+                if record.staged_us >= threshold
+            )
             return next(staged, Offset(tail + 1))
 
-        seen = self._last(name)
-        call = Call(self._keys(name), (threshold, seen.offset, seen.epoch))
-        [found] = yield from self._run([Operation("log/seek", call, parse)])
-        return found
+        position = self._last(name)
+        call = Call(self._keys(name), (threshold, position.offset, position.epoch))
+        [offset] = yield from self._run([Operation("log/seek", call, parse)])
+        return offset
 
     def resume(self, shard: int, offset: int) -> None:
         """Tells the reader that all before ``offset`` has been read, by an earlier process.
 
-        From then on it raises ``LogLost`` if the log ends before that.  Without, a read waits there as for any offset of
-        the future.
+        From then on it raises ``LogLost`` if the log ends before that.  Without, a read waits there
+        as for any offset of the future.
         """
-        self._seen[self._shard(shard)] = _Seen(Offset(_checked_offset(offset) - 1))
+        self._positions[self._shard(shard)] = _Position(Offset(_checked_offset(offset) - 1))
 
     def forget(self, shard: int) -> None:
-        """Forgets how far a shard has been read: what to do after a ``LogLost``, once it is dealt with."""
-        self._seen.pop(self._shard(shard), None)
+        """Forgets how far a shard has been read: to be called after a ``LogLost`` is dealt with."""
+        self._positions.pop(self._shard(shard), None)
 
     def _shard(self, number: int) -> ShardName:
         check_number("shard", number, 0, len(self._shards) - 1)
@@ -259,37 +295,47 @@ class _LogReader(Operations[C], Generic[C, O]):
             self._unchecked = []
         return (yield from operate(operations, f"reading {self.name}"))
 
-    def _fill(self, found: LogSlice, source: Source = "auto") -> Steps[LogSlice]:
+    def _fill(self, log_slice: LogSlice, source: Source = "auto") -> Steps[LogSlice]:
         if self._older is None or source == "redis":
-            return found
-        wanted = found.without_records() if source == "journal" else found
-        if not wanted.evicted:
-            return wanted
+            return log_slice
+        incomplete = log_slice.without_records() if source == "journal" else log_slice
+        if not incomplete.evicted:
+            return incomplete
         older: Any = self._older
-        filled: LogSlice = yield Invoke(lambda: older(wanted))
+        filled: LogSlice = yield Invoke(lambda: older(incomplete))
         return filled
 
     def _wait(self, empty: Sequence[LogSlice], until: float) -> Steps[bool]:
-        """Waits for an entry with one of the offsets at which the slices end; False if the time is over."""
-        left = min(until - monotonic(), MAX_WAIT_S)
-        if left <= 0:
+        """Waits for an entry at the end of one of the slices; False when the time is over."""
+        remaining_s = min(until - monotonic(), MAX_WAIT_S)
+        if remaining_s <= 0:
             return False
-        positions = {each.shard: Offset(each.next - 1) for each in empty}
+        positions = {log_slice.shard: Offset(log_slice.next - 1) for log_slice in empty}
         with redis_errors(f"waiting for {self.name}"):
-            yield from wait_for_more(self._client, self._namespace, positions, left)
+            yield from wait_for_more(self._client, self._namespace, positions, remaining_s)
         return True
 
     def _reading(
-        self, shard: ShardName, offset: int | None, count: int, *, backwards: bool = False, most_bytes: int = MAX_BYTES
+        self,
+        shard: ShardName,
+        offset: int | None,
+        count: int,
+        *,
+        backwards: bool = False,
+        most_bytes: int = MAX_BYTES,
     ) -> Operation[LogSlice]:
         check_number("count", count, 0, MAX_COUNT)
         start = _checked_offset(NEWEST if offset is None and backwards else offset or 0)
-        asked = (start if backwards else max(1, start), count, int(backwards), most_bytes)
-        seen = self._last(shard)
-        call = Call(self._keys(shard), (*asked, seen.offset, seen.identity, seen.epoch))
+        limits = (start if backwards else max(1, start), count, int(backwards), most_bytes)
+        position = self._last(shard)
+        call = Call(
+            self._keys(shard), (*limits, position.offset, position.identity, position.epoch)
+        )
         within = DECOMPRESSED * most_bytes
         return Operation(
-            "log/read", call, lambda reply: self._parse_slice(shard, reply, within, is_backwards=backwards)
+            "log/read",
+            call,
+            lambda reply: self._parse_slice(shard, reply, within, is_backwards=backwards),
         )
 
     def _keys(self, shard: ShardName) -> tuple[str, str, str]:
@@ -307,68 +353,83 @@ class _LogReader(Operations[C], Generic[C, O]):
             case _:
                 raise ForeignLog(f"reading {shard}: a reply that no script of this release gives")
 
-    def _last(self, shard: ShardName) -> _Seen:
-        return self._seen.get(shard, _NOTHING)
+    def _last(self, shard: ShardName) -> _Position:
+        return self._positions.get(shard, _UNREAD)
 
     def _make_lost(self, shard: ShardName, epoch: str, first: int, tail: int) -> LogLost:
-        seen = self._last(shard)
-        if seen.epoch not in ("", epoch):
-            what = f"it was of epoch {seen.epoch!r}, and is of epoch {epoch!r}"
-        elif tail < seen.offset:
-            what = f"it ends at offset {tail}"
+        position = self._last(shard)
+        if position.epoch not in ("", epoch):
+            change = f"it was of epoch {position.epoch!r}, and is of epoch {epoch!r}"
+        elif tail < position.offset:
+            change = f"it ends at offset {tail}"
         else:
-            what = f"another record is at offset {seen.offset}"
+            change = f"another record is at offset {position.offset}"
         text = (
-            f"{shard}: this reader has read offset {seen.offset}, and now {what}: Redis lost its newest entries, was restored, "
-            f"or a new epoch began with other records. Compare what was read with offsets {first}-{tail}, forget({shard.shard}), and read on"
+            f"{shard}: this reader has read offset {position.offset}, and now {change}: Redis lost "
+            "its newest entries, was restored, "
+            "or a new epoch began with other records. Compare what was read with offsets "
+            f"{first}-{tail}, forget({shard.shard}), and read on"
         )
-        return LogLost(text, str(shard), seen.offset, tail)
+        return LogLost(text, str(shard), position.offset, tail)
 
-    def _parse_slice(self, shard: ShardName, reply: Any, max_bytes: int, *, is_backwards: bool) -> LogSlice:
+    def _parse_slice(
+        self, shard: ShardName, reply: Any, max_bytes: int, *, is_backwards: bool
+    ) -> LogSlice:
         epoch, available, tail, entries = self._parse_head(shard, reply)
         low, high = reply[4:6]
-        taken = [*take_within(entries, max_bytes)]
-        held = parse_entries(shard, reversed(taken) if is_backwards else taken)
-        if len(taken) < len(entries):
-            low, high = (held.offsets[0], high) if is_backwards else (low, held.offsets[-1])
-        self._check_identity(shard, held, epoch, available, tail)
-        later = held.after(Offset(low - 1))
+        leading = [*take_within(entries, max_bytes)]
+        parsed = parse_entries(shard, reversed(leading) if is_backwards else leading)
+        if len(leading) < len(entries):
+            low, high = (parsed.offsets[0], high) if is_backwards else (low, parsed.offsets[-1])
+        self._check_identity(shard, parsed, epoch, available, tail)
+        later = parsed.after(Offset(low - 1))
         records = later[: bisect_right(later.offsets, high)]
         self._note(shard, records, epoch)
-        info = LogInfo(Offset(available), Offset(tail), Offset(high if is_backwards else low), high - low + 1, epoch)
+        info = LogInfo(
+            Offset(available),
+            Offset(tail),
+            Offset(high if is_backwards else low),
+            high - low + 1,
+            epoch,
+        )
         return LogSlice(shard, info, records, is_backwards=is_backwards)
 
-    def _check_identity(self, shard: ShardName, held: Records, epoch: str, first: int, tail: int) -> None:
-        """Compares the record that was read last, if the entries of a reply hold it, with what it was."""
-        seen = self._last(shard)
-        place = bisect_left(held.offsets, seen.offset)
-        is_held = place < len(held) and held.offsets[place] == seen.offset
-        if seen.identity and is_held and _identity(held[place]) != seen.identity:
+    def _check_identity(
+        self, shard: ShardName, records: Records, epoch: str, first: int, tail: int
+    ) -> None:
+        """Compares the record that was read last with the entries of a reply, if they hold it."""
+        position = self._last(shard)
+        place = bisect_left(records.offsets, position.offset)
+        is_held = place < len(records) and records.offsets[place] == position.offset
+        if position.identity and is_held and _identity(records[place]) != position.identity:
             raise self._make_lost(shard, epoch, first, tail)
 
     def _note(self, shard: ShardName, records: Records, epoch: str) -> None:
-        seen = self._last(shard)
-        if records and records.offsets[-1] >= seen.offset:
+        position = self._last(shard)
+        if records and records.offsets[-1] >= position.offset:
             last = records[-1]
-            self._seen[shard] = _Seen(last.offset, _identity(last), epoch)
-        elif seen.offset and not seen.epoch:
-            self._seen[shard] = replace(seen, epoch=epoch)
+            self._positions[shard] = _Position(last.offset, _identity(last), epoch)
+        elif position.offset and not position.epoch:
+            self._positions[shard] = replace(position, epoch=epoch)
 
 
 class LogReader(_LogReader[RedisClient, Older], BlockingClient):
-    """Reads a log by offset: any range of it, forwards and backwards, and waits for what does not exist yet.
+    """Reads any range of a log by offset, forwards and backwards, and waits for records to come.
 
-    It moves no cursor and changes nothing in Redis.  It remembers how far it has read, to notice if the log is no longer
-    the one that it has read (``LogLost``).  For one thread at a time.
+    It moves no cursor and changes nothing in Redis.  It remembers how far it has read, to notice if
+    the log is no longer the one that it has read (``LogLost``).  For one thread at a time.
     """
 
 
 class AsyncLogReader(_LogReader[AsyncRedisClient, OlderAsync], AsyncClient):
-    """As ``LogReader``, for asyncio; for one task at a time.  A read that is cancelled ends at once."""
+    """As ``LogReader``, for asyncio; for one task at a time.
+
+    A read that is cancelled ends at once.
+    """
 
 
 def _identity(record: Record) -> str:
-    """A record's identity, as the script compares it."""
+    """Returns a record's identity, as the script compares it."""
     return f"{record.id} {record.staged_us}"
 
 

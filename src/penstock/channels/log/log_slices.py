@@ -14,11 +14,13 @@ class LogInfo:
     """The contents of a shard at the moment of a read.
 
     Attributes:
-        available: Offset of the first record that has not been evicted; one past ``last`` if there is none.
+        available: Offset of the first record that has not been evicted; one past ``last`` if there
+            is none.
         last: The last offset ever given out; 0 if there is none.
         first: The first offset of the reply; the offset that was asked for if the reply is empty.
         number: Number of offsets in the reply, evicted ones included.
-        epoch: The epoch of the log's writers: a number in a pipeline, the mark of a ``LogWriter`` without one.
+        epoch: The epoch of the log's writers: a number in a pipeline, the mark of a ``LogWriter``
+            without one.
     """
 
     available: Offset
@@ -29,7 +31,9 @@ class LogInfo:
 
 
 class LogSlice(Sequence[Record | None]):
-    """Consecutive offsets of a shard: at each a record, or None if it has been evicted, and was not found in the journal either.
+    """Consecutive offsets of a shard, each with a record, or None if it was evicted.
+
+    A record that was evicted and found in the journal is there.
 
     Attributes:
         shard: The shard.
@@ -40,7 +44,13 @@ class LogSlice(Sequence[Record | None]):
     """
 
     def __init__(
-        self, shard: ShardName, info: LogInfo, records: Records, *, is_backwards: bool = False, from_journal: int = 0
+        self,
+        shard: ShardName,
+        info: LogInfo,
+        records: Records,
+        *,
+        is_backwards: bool = False,
+        from_journal: int = 0,
     ) -> None:
         """Made by a reader."""
         self.shard, self.info, self.records, self.is_backwards = shard, info, records, is_backwards
@@ -48,47 +58,52 @@ class LogSlice(Sequence[Record | None]):
 
     @property
     def offsets(self) -> range:
-        """The offset of each item."""
+        """Returns the offset of each item."""
         first, number = self.info.first, self.info.number
-        return range(first, first - number, -1) if self.is_backwards else range(first, first + number)
+        return (
+            range(first, first - number, -1) if self.is_backwards else range(first, first + number)
+        )
 
     @property
     def next(self) -> Offset:
-        """The offset at which to go on, in the same direction; 0 if a read backwards has come to the beginning."""
+        """Returns the offset at which to continue, in the same direction; 0 at the beginning."""
         number = self.info.number
         return Offset(self.info.first + (-number if self.is_backwards else number))
 
     @property
     def evicted(self) -> list[OffsetRange]:
-        """The ranges of offsets that have been evicted, in the order of offsets."""
+        """Returns the ranges of offsets that have been evicted, in the order of offsets."""
         ascending = self.offsets[::-1] if self.is_backwards else self.offsets
-        ranges, at = [], ascending.start
-        for found in (*self.records.offsets, ascending.stop):
-            if found > at:
-                ranges.append(OffsetRange(self.shard, Offset(at), Offset(found - 1)))
-            at = found + 1
+        ranges, expected = [], ascending.start
+        for offset in (*self.records.offsets, ascending.stop):
+            if offset > expected:
+                ranges.append(OffsetRange(self.shard, Offset(expected), Offset(offset - 1)))
+            expected = offset + 1
         return ranges
 
-    def filled(self, found: Sequence[Record], until: Offset | None = None) -> "LogSlice":
-        """The slice with records of the journal in the place of evicted ones.
+    def filled(self, records: Sequence[Record], until: Offset | None = None) -> "LogSlice":
+        """Returns the slice with records of the journal in place of evicted ones.
 
         Args:
-            found: Records of this shard at offsets of ``evicted``.
-            until: The offset at which the search for them has ended, in the direction of the slice, which ends there, too:
-                an offset beyond is not taken for evicted.  None: all were searched for.
+            records: Records of this shard at offsets of ``evicted``.
+            until: The offset at which the search for them has ended, in the direction of the slice,
+                which ends there, too: an offset beyond is not taken for evicted.  None: all were
+                searched for.
         """
-        ends = self.offsets if until is None else self.offsets[: abs(until - self.info.first) + 1]
-        merged = sorted([*self.records, *found], key=lambda record: record.offset)
+        offsets = (
+            self.offsets if until is None else self.offsets[: abs(until - self.info.first) + 1]
+        )
+        merged = sorted([*self.records, *records], key=lambda record: record.offset)
         return LogSlice(
             self.shard,
-            replace(self.info, number=len(ends)),
-            as_records([record for record in merged if record.offset in ends]),
+            replace(self.info, number=len(offsets)),
+            as_records([record for record in merged if record.offset in offsets]),
             is_backwards=self.is_backwards,
-            from_journal=self.from_journal + len(found),
+            from_journal=self.from_journal + len(records),
         )
 
     def without_records(self) -> "LogSlice":
-        """The same offsets, as if all of them had been evicted."""
+        """Returns the same offsets, as if all of them had been evicted."""
         return LogSlice(self.shard, self.info, as_records([]), is_backwards=self.is_backwards)
 
     def __len__(self) -> int:

@@ -10,7 +10,15 @@ from penstock.batches.entry import FIELDS, Entry
 from penstock.batches.record_batch import Records, as_records
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
 from penstock.parsing import parse_number
-from penstock.records import BEGINNING, LastRecord, Offset, Place, RecordColumns, RecordId, ShardName
+from penstock.records import (
+    BEGINNING,
+    LastRecord,
+    Offset,
+    Place,
+    RecordColumns,
+    RecordId,
+    ShardName,
+)
 
 Fields = Mapping[bytes, bytes] | Sequence[bytes]
 """An entry's fields: by name, or as the server sends them, names and values alternating."""
@@ -25,7 +33,7 @@ NAMES = [b"id", b"key", b"action", b"object", b"data", b"headers", b"ts"]
 
 
 def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
-    """The offset in an entry's id.  Raises ``ForeignLog``."""
+    """Returns the offset in an entry's id.  Raises ``ForeignLog``."""
     text, _, sequence = entry_id.partition(b"-")
     offset = int(text)
     if sequence != b"0" or offset >= 1 << 63:
@@ -34,9 +42,9 @@ def parse_offset(entry_id: bytes, shard: ShardName) -> Offset:
 
 
 def parse_first(shard: ShardName, entry_id: bytes, fields: Fields) -> Offset:
-    """The offset of an entry's first record.
+    """Returns the offset of an entry's first record.
 
-    It is that of the last one if the entry does not tell: who reads the entry finds it damaged.
+    If the entry does not tell it, returns that of the last: a reader of the entry finds it damaged.
     Raises ``ForeignLog``.
     """
     last = parse_offset(entry_id, shard)
@@ -47,7 +55,7 @@ def parse_first(shard: ShardName, entry_id: bytes, fields: Fields) -> Offset:
 
 
 def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
-    """Identity of an entry's last record; no other record of it is read.
+    """Returns the identity of an entry's last record; reads none of its other records.
 
     Raises ``ForeignLog`` or ``DamagedEntry``.
     """
@@ -55,14 +63,14 @@ def parse_last(shard: ShardName, entry_id: bytes, fields: Fields) -> LastRecord:
         offset, id_, *_, staged_us = _parse_plain(shard, entry_id, fields)
         return LastRecord(Place(shard, offset), id_, staged_us)
     try:
-        ends = Entry.parse_last(_batch_values(fields))
+        identity = Entry.parse_last(_batch_values(fields))
     except DamagedColumns as error:
         raise make_damaged(shard, entry_id, error) from error
-    return LastRecord(Place(shard, parse_offset(entry_id, shard)), *ends)
+    return LastRecord(Place(shard, parse_offset(entry_id, shard)), *identity)
 
 
 def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
-    """The records in entries of a shard; an entry is its id and its fields.
+    """Returns the records in entries of a shard; an entry is its id and its fields.
 
     Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
@@ -70,23 +78,25 @@ def parse_entries(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> 
 
 
 def parse_leading(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Records:
-    """The records in entries of a shard, up to the first entry that Penstock did not write, or that is damaged.
+    """Returns the records of a shard's entries before the first foreign or damaged one.
 
-    Ends before once compressed ones have ``MAX_BYTES``: a reader that follows a log gets the others with its next read.
-    Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
+    Ends once decompressed entries reach ``MAX_BYTES``: a reader that follows a log gets the others
+    with its next read.  Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
     """
-    found: list[Entry | _Row] = []
+    parsed: list[Entry | _Row] = []
     try:
-        for each in _parse_each(shard, take_within(entries)):
-            found.append(each)  # noqa: PERF402  what comes before an error stays
+        for entry in _parse_each(shard, take_within(entries)):
+            parsed.append(entry)  # noqa: PERF402  what comes before an error stays
     except (ForeignLog, CodecMissing):
-        if not found:
+        if not parsed:
             raise
-    return _gather(shard, found)
+    return _gather(shard, parsed)
 
 
-def take_within(entries: Iterable[tuple[bytes, Fields]], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, Fields]]:
-    """The entries up to the one with which what is compressed in them has so many bytes once it is decompressed."""
+def take_within(
+    entries: Iterable[tuple[bytes, Fields]], max_bytes: int = MAX_BYTES
+) -> Iterator[tuple[bytes, Fields]]:
+    """Yields leading entries until they reach ``max_bytes``, decompressed."""
     total = 0
     for entry_id, fields in entries:
         yield entry_id, fields
@@ -96,7 +106,10 @@ def take_within(entries: Iterable[tuple[bytes, Fields]], max_bytes: int = MAX_BY
 
 
 def _decompressed_size(fields: Fields) -> int:
-    """The bytes of a batch's columns; 0 if they are not compressed, or cannot be read: who parses them says so."""
+    """Returns the bytes of a batch's columns, decompressed.
+
+    Returns 0 if they are not compressed, or cannot be read: parsing them reports that.
+    """
     if not is_batch(fields):
         return 0
     _, _, _, codec, *columns = _batch_values(fields)
@@ -107,23 +120,25 @@ def _decompressed_size(fields: Fields) -> int:
     return 0
 
 
-def _parse_each(shard: ShardName, entries: Iterable[tuple[bytes, Fields]]) -> Iterator[Entry | _Row]:
-    before = BEGINNING
+def _parse_each(
+    shard: ShardName, entries: Iterable[tuple[bytes, Fields]]
+) -> Iterator[Entry | _Row]:
+    previous = BEGINNING
     for entry_id, fields in entries:
         if is_batch(fields):
-            entry = parse_batch(shard, entry_id, fields, after=before)
-            before = entry.last
+            entry = parse_batch(shard, entry_id, fields, previous=previous)
+            previous = entry.last
             yield entry
         else:
             row = _parse_plain(shard, entry_id, fields)
-            before = row[0]
+            previous = row[0]
             yield row
 
 
 def _gather(shard: ShardName, parsed: Iterable[Entry | _Row]) -> Records:
-    """The records of batches, and of what is between them, in columns."""
+    """Returns the records of batches and single entries, in columns."""
     sources: list[Any] = []
-    for is_entry, part in groupby(parsed, lambda each: isinstance(each, Entry)):
+    for is_entry, part in groupby(parsed, lambda item: isinstance(item, Entry)):
         if is_entry:
             sources += part
         else:
@@ -132,20 +147,26 @@ def _gather(shard: ShardName, parsed: Iterable[Entry | _Row]) -> Records:
 
 
 def is_batch(fields: Fields) -> bool:
-    """True if an entry holds a batch, and not one record."""
+    """Returns whether an entry holds a batch, not one record."""
     return (fields[::2] if isinstance(fields, list) else [*fields]) == FIELDS
 
 
 def parse_batch(
-    shard: ShardName, entry_id: bytes, fields: Fields, *, after: Offset = BEGINNING, whole: bool = True
+    shard: ShardName,
+    entry_id: bytes,
+    fields: Fields,
+    *,
+    previous: Offset = BEGINNING,
+    check: bool = True,
 ) -> Entry:
-    """The batch in an entry, after the record at ``after`` if that is known.
+    """Returns the batch in an entry, after the record at ``previous`` if that is known.
 
-    Unless ``whole``, its columns are left to the caller to read.  Raises ``DamagedEntry`` or ``CodecMissing``.
+    Unless ``check``, its columns are left to the caller to read.  Raises ``DamagedEntry`` or
+    ``CodecMissing``.
     """
     last, values = parse_offset(entry_id, shard), _batch_values(fields)
     try:
-        return Entry.parse(shard, last, values, previous=after, check=whole)
+        return Entry.parse(shard, last, values, previous=previous, check=check)
     except DamagedColumns as error:
         raise make_damaged(shard, entry_id, error, parse_first(shard, entry_id, fields)) from error
     except MemoryError as error:
@@ -157,8 +178,10 @@ def _batch_values(fields: Fields) -> Sequence[bytes]:
     return [*fields.values()] if isinstance(fields, Mapping) else fields[1::2]
 
 
-def make_damaged(shard: ShardName, entry_id: bytes, why: object, first: Offset | None = None) -> DamagedEntry:
-    """The error of an entry that has our form, and cannot be read."""
+def make_damaged(
+    shard: ShardName, entry_id: bytes, why: object, first: Offset | None = None
+) -> DamagedEntry:
+    """Returns the error of an entry that has our form but cannot be read."""
     last = parse_offset(entry_id, shard)
     begin = last if first is None else first
     places = f"offset {last}" if begin == last else f"offsets {begin}-{last}"
@@ -183,11 +206,17 @@ def _parse_plain(shard: ShardName, entry_id: bytes, fields: Fields) -> _Row:
 
 
 def _values(shard: ShardName, entry_id: bytes, fields: Fields) -> list[bytes]:
-    """The values in the order of ``NAMES``; the fields may have any order, and others are ignored."""
-    by_name = fields if isinstance(fields, Mapping) else dict(zip(fields[::2], fields[1::2], strict=True))
+    """Returns the values in the order of ``NAMES``.
+
+    The fields may have any order; unknown ones are ignored.
+    """
+    by_name = (
+        fields if isinstance(fields, Mapping) else dict(zip(fields[::2], fields[1::2], strict=True))
+    )
     try:
         return [by_name[name] for name in NAMES]
     except KeyError as error:
         raise ForeignLog(
-            f"{shard}: entry {entry_id.decode()} has no field {error}: it was not written by Penstock"
+            f"{shard}: entry {entry_id.decode()} has no field {error}: it was not written by "
+            "Penstock"
         ) from error

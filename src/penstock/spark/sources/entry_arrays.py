@@ -54,7 +54,7 @@ def _read_batches(shard: ShardName, entries: Iterable[_Raw], last: Offset) -> It
     rows = size = 0
     for raw in entries:
         try:
-            entry = parse_batch(shard, *raw, after=last, whole=False)
+            entry = parse_batch(shard, *raw, previous=last, check=False)
         except (ForeignLog, CodecMissing):
             yield from _read_together(shard, some)
             raise
