@@ -1,9 +1,9 @@
-"""Connections to Postgres, for the workers: psycopg for our own statements, an engine for the sessions of consumers.
+"""Connections of workers to Postgres: psycopg for our statements, engines for consumers' sessions.
 
-No session state is relied on, so a pooler in transaction mode may stand between: prepared statements are not used then.  Each transaction
-begins with its own settings: see ``transactions``.
-Statements that return times or intervals ask for them in binary: psycopg can read their text only in Postgres' default styles,
-and a role or a database may have others.
+No session state is relied on, so a pooler in transaction mode may stand between: prepared
+statements are not used then.  Each transaction begins with its own settings: see ``transactions``.
+Statements that return times or intervals ask for them in binary: psycopg can read their text only
+in Postgres' default styles, and a role or a database may have others.
 
 A URL is checked before anything connects to it:
 
@@ -11,8 +11,9 @@ A URL is checked before anything connects to it:
     postgresql://user:password@host,host2:5433/database?target_session_attrs=read-write
     postgresql:///database?host=/run/postgresql
 
-libpq and SQLAlchemy read a password with a raw ``@``, ``/``, ``?`` or ``#`` each in its own way, and show parts of it as a
-host or a database in their errors.  The errors here show neither the URL nor a part of it that could belong to a password.
+libpq and SQLAlchemy read a password with a raw ``@``, ``/``, ``?`` or ``#`` each in its own way,
+and show parts of it as a host or a database in their errors.  The errors here show neither the URL
+nor a part of it that could belong to a password.
 """
 
 import json
@@ -65,7 +66,7 @@ _ENCODED = "in a user or a password, write %2F for /, %3F for ?, %23 for #, %40 
 
 @dataclass(frozen=True, slots=True)
 class PostgresUrl:
-    """A URL in parts, as libpq takes them: user and password up to the ``@``, hosts, and the rest from ``/`` or ``?`` on."""
+    """Parts of a URL, as libpq takes them: user with password and ``@``, hosts, and the rest."""
 
     user: str
     hosts: tuple[tuple[str, str], ...]
@@ -73,13 +74,13 @@ class PostgresUrl:
 
     @property
     def plain(self) -> str:
-        """For libpq."""
+        """Returns the URL for libpq."""
         hosts = ",".join(f"{name}:{port}" if port else name for name, port in self.hosts)
         return f"postgresql://{self.user}{hosts}{self.rest}"
 
     @property
     def for_sqlalchemy(self) -> str:
-        """The same; several hosts are options."""
+        """Returns the URL for SQLAlchemy, with several hosts as options."""
         if len(self.hosts) == 1:
             return self.plain
         hosts = "&".join(f"host={quote(name.strip('[]'))}:{port}" for name, port in self.hosts)
@@ -88,42 +89,49 @@ class PostgresUrl:
 
 
 def parse_postgres_url(url: str) -> PostgresUrl:
-    """Parses a URL; a driver's name after ``postgresql`` is left out."""
+    """Parses a URL; omits a driver's name after ``postgresql``."""
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme.partition("+")[0].lower() not in _SCHEMES:
-        shown = f", not with {scheme}://" if separator and _SCHEME.fullmatch(scheme) else ""
-        raise InvalidSetting(f"database_url begins with postgresql://{shown}: {EXAMPLE}")
+        scheme_found = f", not with {scheme}://" if separator and _SCHEME.fullmatch(scheme) else ""
+        raise InvalidSetting(f"database_url begins with postgresql://{scheme_found}: {EXAMPLE}")
     if _BROKEN_ENCODING.search(rest):
         raise InvalidSetting(f"database_url has a % without two hexadecimal digits: {_ENCODED}")
     [authority, *_] = re.split(r"[/?#]", rest, maxsplit=1)
-    user, at, hosts = authority.rpartition("@")
-    after = rest[len(authority) :]
-    if "@" in after or "#" in after:
+    user, at_sign, hosts = authority.rpartition("@")
+    tail = rest[len(authority) :]
+    if "@" in tail or "#" in tail:
         raise InvalidSetting(f"database_url has a raw @ or # after its host: {_ENCODED}")
     parsed = PostgresUrl(
-        quote(user, safe="%:!$&'()*+,;=~") + at, tuple(_parse_host(host) for host in hosts.split(",")), after
+        quote(user, safe="%:!$&'()*+,;=~") + at_sign,
+        tuple(_parse_host(host) for host in hosts.split(",")),
+        tail,
     )
     _check_options(parsed)
     return parsed
 
 
 def _parse_host(host: str) -> tuple[str, str]:
-    found = _HOST.fullmatch(host)
-    port = found["port"] or "" if found else ""
-    if found is None or (port and int(port) not in _PORTS):
+    match = _HOST.fullmatch(host)
+    port = match["port"] or "" if match else ""
+    if match is None or (port and int(port) not in _PORTS):
         raise InvalidSetting(
-            f"database_url has a host whose port is not a number from 1 to 65535, or a raw character: {_ENCODED}"
+            "database_url has a host whose port is not a number from 1 to 65535, or a raw "
+            f"character: {_ENCODED}"
         )
-    return found["name"], port
+    return match["name"], port
 
 
 def _check_options(parsed: PostgresUrl) -> None:
     try:
         conninfo_to_dict(parsed.plain)
     except UnicodeDecodeError:
-        raise InvalidSetting(f"database_url has percent-encoded bytes that are not UTF-8: {_ENCODED}") from None
+        raise InvalidSetting(
+            f"database_url has percent-encoded bytes that are not UTF-8: {_ENCODED}"
+        ) from None
     except psycopg.ProgrammingError as error:
-        raise InvalidSetting(f"database_url: {str(error).strip()}; {EXAMPLE}?option=value") from error
+        raise InvalidSetting(
+            f"database_url: {str(error).strip()}; {EXAMPLE}?option=value"
+        ) from error
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -145,9 +153,9 @@ _Waiting = Generator[Any, Any, _Result]
 
 
 class _BoundedSilence:
-    """Breaks a connection after too long a silence, as if the server had gone.
+    """Breaks a connection that is silent for too long, as if the server had gone.
 
-    What was being done may have happened: the error is that of a connection that was cut.
+    The statement may have happened: the error is that of a connection that was cut.
     """
 
     longest_silence_s = REPLY_TIMEOUT_S
@@ -156,15 +164,15 @@ class _BoundedSilence:
     def _limited(self, gen: "_Waiting[_Result]") -> "_Waiting[_Result]":
         silent_since = monotonic()
         try:
-            wanted = next(gen)
+            awaited = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield awaited
                 if ready:
                     silent_since = monotonic()
                 elif monotonic() - silent_since > self.longest_silence_s:
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"silent for {self.longest_silence_s:.0f} s")
-                wanted = gen.send(ready)
+                awaited = gen.send(ready)
         except StopIteration as ended:
             return ended.value  # type: ignore[no-any-return]  # a generator's return goes by any type
 
@@ -173,12 +181,12 @@ class BoundedConnection(_BoundedSilence, psycopg.Connection[tuple[Any, ...]]):
     """A connection whose silence is bounded."""
 
     def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
-        """Every exchange with the server goes through here."""
+        """Runs every exchange with the server."""
         return super().wait(self._limited(gen), *args, **options)
 
 
 class _SettingCursor(psycopg.Cursor[_Row]):
-    """Sends the settings of a transaction with a statement that is a transaction of its own."""
+    """Sends the settings of a transaction with a statement that is its own transaction."""
 
     @override
     def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
@@ -191,9 +199,10 @@ class _SettingCursor(psycopg.Cursor[_Row]):
 
 
 class WorkerConnection(BoundedConnection):
-    """For statements of ours, in autocommit mode.  Every transaction begins with our settings, in one round trip.
+    """Connection for our statements, in autocommit mode.
 
-    ``timeouts`` are those of a caller that cannot wait as long as a worker.
+    Every transaction begins with our settings, in one round trip.  ``timeouts`` are those of a
+    caller that cannot wait as long as a worker.
     """
 
     timeouts: Timeouts | None = None
@@ -204,12 +213,12 @@ class WorkerConnection(BoundedConnection):
 
     @property
     def settings(self) -> Settings:
-        """The settings of each transaction."""
+        """Returns the settings of each transaction."""
         return own_settings(self.info.server_version, self.timeouts)
 
     @property
     def is_idle(self) -> bool:
-        """True if the next statement begins a transaction."""
+        """Returns whether the next statement begins a transaction."""
         return (
             self.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
             and self.pgconn.pipeline_status == psycopg.pq.PipelineStatus.OFF
@@ -217,7 +226,7 @@ class WorkerConnection(BoundedConnection):
 
     @contextmanager
     def with_settings(self) -> Iterator[None]:
-        """A block of statements that are sent together, as one transaction with our settings."""
+        """Sends the block's statements together, as one transaction with our settings."""
         if not psycopg.Pipeline.is_supported():
             with self.transaction():
                 yield
@@ -234,7 +243,8 @@ class WorkerConnection(BoundedConnection):
         settings = set_local(self.settings) if self.is_idle else ()
         with ExitStack() as stack:
             with _pipeline(self):
-                # Not `super().transaction()`: begun in a pipeline, it would keep the pipeline open until its end.
+                # Not `super().transaction()`: begun in a pipeline, it would keep the pipeline open
+                # until its end.
                 opened = psycopg.Transaction(self, savepoint_name, force_rollback)
                 stack.enter_context(opened)
                 for statement in settings:
@@ -243,14 +253,14 @@ class WorkerConnection(BoundedConnection):
 
 
 def transaction_settings(connection: Connection) -> Settings:
-    """The settings of each transaction of ours on a connection of any kind."""
+    """Returns the settings of our transactions on a connection of any kind."""
     if isinstance(connection, WorkerConnection):
         return connection.settings
     return own_settings(connection.info.server_version)
 
 
 class TableConnection(WorkerConnection):
-    """For the application's tables, which are found by the role's search_path."""
+    """Connection for the application's tables, which are found by the role's search_path."""
 
     @property
     @override
@@ -259,7 +269,7 @@ class TableConnection(WorkerConnection):
 
 
 class _HandlerSilence(_BoundedSilence):
-    """A handler's statements may be silent for longer than ours around them."""
+    """Limits of silence: a handler's statements may be silent for longer than ours around them."""
 
     longest_silence_s = WORKER_SILENCE_S
     handler_silence_s = HANDLER_TIMEOUT_S
@@ -272,28 +282,31 @@ class _HandlerSilence(_BoundedSilence):
 
 @contextmanager
 def silent_for(connection: Any, seconds: float) -> Iterator[None]:
-    """Lets a connection be silent for so long, and no longer, while the block runs."""
-    before, connection.longest_silence_s = connection.longest_silence_s, seconds
+    """Limits the silence of a connection to ``seconds`` during the block."""
+    previous, connection.longest_silence_s = connection.longest_silence_s, seconds
     try:
         yield
     finally:
-        connection.longest_silence_s = before
+        connection.longest_silence_s = previous
 
 
 class HandlerConnection(_HandlerSilence, BoundedConnection):
-    """For transactions that call a handler."""
+    """Connection for transactions that call a handler."""
 
 
 class AsyncHandlerConnection(_HandlerSilence, psycopg.AsyncConnection[tuple[Any, ...]]):
-    """For transactions that call a handler that is ``async def``."""
+    """Connection for transactions that call an ``async def`` handler."""
 
     async def wait(self, gen: "_Waiting[_Result]", *args: Any, **options: Any) -> _Result:
-        """Every exchange with the server goes through here."""
+        """Runs every exchange with the server."""
         return await super().wait(self._limited(gen), *args, **options)
 
 
 class _ArrayDumper(ListDumper):
-    """Writes a list of numbers or strings at once: member by member it took 0.8 µs for a number, and 20 for a payload."""
+    """Writes a list of numbers or strings at once.
+
+    Member by member it took 0.8 µs for a number, and 20 for a payload.
+    """
 
     @override
     def dump(self, obj: list[Any]) -> Buffer | None:
@@ -310,7 +323,7 @@ class _ArrayDumper(ListDumper):
 
 
 def _write_arrays_at_once(adapters: AdaptersMap) -> None:
-    """Does nothing if the application has psycopg write lists in a way of its own."""
+    """Registers that, unless the application has psycopg write lists in its own way."""
     if adapters.get_dumper(list, PyFormat.AUTO) is ListDumper:
         adapters.register_dumper(list, _ArrayDumper)
 
@@ -327,7 +340,8 @@ def _make_adapters() -> AdaptersMap:
 
 
 ADAPTERS = _make_adapters()
-"""Psycopg's own, for statements of ours: an application may have registered others for all connections of its process."""
+"""Psycopg's own adapters, for our statements: an application may have registered others for all
+connections of its process."""
 
 
 def connect_postgres(
@@ -339,9 +353,9 @@ def connect_postgres(
     timeouts: Timeouts | None = None,
     silence_s: float = REPLY_TIMEOUT_S,
 ) -> WorkerConnection:
-    """A connection in autocommit mode: transactions are opened where they are meant.
+    """Returns a connection in autocommit mode: callers open transactions explicitly.
 
-    It breaks if Postgres is silent for ``silence_s``, or as long as ``timeouts`` say.
+    It breaks if Postgres is silent for ``silence_s``, or as long as ``timeouts`` allow.
     """
     with connection_errors():
         connection = kind.connect(
@@ -372,19 +386,21 @@ _BACKEND = b"SET LOCAL statement_timeout TO 0; SELECT pg_catalog.pg_backend_pid(
 _SESSION = f"""
     SET LOCAL statement_timeout TO 0;
     SELECT pg_catalog.set_config(name, value, false)
-    FROM (VALUES ('statement_timeout', '{WORKER_SILENCE_S:.0f}s'), ('lock_timeout', '0'), ('idle_session_timeout', '0'),
-                 ('idle_in_transaction_session_timeout', '{SUSPENDED_S}s'), ('transaction_timeout', '0')) v (name, value)
+    FROM (VALUES ('statement_timeout', '{WORKER_SILENCE_S:.0f}s'), ('lock_timeout', '0'),
+                 ('idle_session_timeout', '0'), ('transaction_timeout', '0'),
+                 ('idle_in_transaction_session_timeout', '{SUSPENDED_S}s')) v (name, value)
     WHERE pg_catalog.current_setting(name, true) IS NOT NULL
 """.encode()
-"""Timeouts of a session in place of its role's, for the moment before a transaction has set its own.  They are a hint: a session
-that a pooler shares keeps the role's."""
+"""Timeouts of a session in place of its role's, until a transaction sets its own.  They are a hint:
+a session that a pooler shares keeps the role's."""
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
-    """True if no pooler stands between.
+    """Returns whether no pooler stands between.
 
-    A pooler gives its clients an id of its own at the start of a connection, by which they can cancel; the server's sessions have
-    others.  A pooler in session mode is one, too, which costs the time that preparing saves.
+    A pooler gives each client its own id at the start of a connection, by which it can cancel; the
+    server's sessions have others.  A pooler in session mode counts as one, too: that costs the time
+    that preparing saves.
     """
     cursor = psycopg.Cursor(connection).execute(_BACKEND)
     cursor.nextset()
@@ -392,7 +408,10 @@ def is_direct(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _set_up(connection: psycopg.Connection[Any], prepare: bool) -> None:  # noqa: FBT001  private
-    """Sets up a new connection, in autocommit mode: nothing that the role has set ends a transaction between two statements."""
+    """Sets up a new connection in autocommit mode.
+
+    No setting of the role ends a transaction between two statements.
+    """
     if is_direct(connection):
         connection.prepare_threshold = PREPARE_AFTER if prepare else None
         psycopg.Cursor(connection).execute(_SESSION)
@@ -401,9 +420,10 @@ def _set_up(connection: psycopg.Connection[Any], prepare: bool) -> None:  # noqa
 
 
 def pipelined(connection: Connection) -> AbstractContextManager[object]:
-    """A block in which statements are sent before the results of earlier ones have been read.
+    """Sends the block's statements before the results of earlier ones have been read.
 
-    In autocommit mode all of it is one transaction.  Without a libpq that can (before 14) they are sent one by one.
+    In autocommit mode they are one transaction.  Without a libpq that can (before 14) they are sent
+    one by one.
     """
     if isinstance(connection, WorkerConnection):
         return connection.with_settings()
@@ -419,9 +439,14 @@ def _keepalive(timeouts: Timeouts | None) -> dict[str, Any]:
 
 
 def make_engine(
-    url: str, *, application: str, prepare: bool = True, pooled: bool = True, timeouts: Timeouts | None = None
+    url: str,
+    *,
+    application: str,
+    prepare: bool = True,
+    pooled: bool = True,
+    timeouts: Timeouts | None = None,
 ) -> Engine:
-    """An engine for sessions of consumers; payloads never show in its errors."""
+    """Returns an engine for sessions of consumers; its errors never show payloads."""
 
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> HandlerConnection:
         connection = HandlerConnection.connect(*args, **options, autocommit=True)
@@ -438,14 +463,14 @@ def make_engine(
 
 
 def _end_autocommit(connection: Any, _record: Any) -> None:
-    """Has statements begin transactions, after SQLAlchemy has asked for what it wants to know of the server."""
+    """Makes statements begin transactions, after SQLAlchemy has queried the server."""
     connection.autocommit = False
 
 
 def make_async_engine(
     url: str, *, application: str, prepare: bool = True, timeouts: Timeouts | None = None
 ) -> AsyncEngine:
-    """The same for handlers that are ``async def``."""
+    """Returns an engine for sessions of ``async def`` handlers."""
 
     async def connect(*args: Any, **options: Any) -> AsyncHandlerConnection:
         connection = await AsyncHandlerConnection.connect(*args, **options, autocommit=True)
@@ -484,16 +509,16 @@ def _engine_options(application: str, timeouts: Timeouts | None) -> dict[str, An
 
 
 Database = str | Engine
-"""A database: by its URL, or by an engine, whose URL is taken."""
+"""A database: its URL, or an engine, whose URL is taken."""
 
 
 def get_database_url(database: Database) -> str:
-    """The URL of a database, with its password."""
+    """Returns the URL of a database, with its password."""
     if isinstance(database, str):
         return database
     return database.url.render_as_string(hide_password=False)
 
 
 def plain_url(url: str) -> str:
-    """The URL for libpq: without a driver's name in its scheme, and percent-encoded."""
+    """Returns the URL for libpq: percent-encoded, and without a driver's name in its scheme."""
     return parse_postgres_url(url).plain

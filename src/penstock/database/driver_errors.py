@@ -1,16 +1,20 @@
-"""The meaning of an error of Postgres: the one classification that workers, Spark tasks and commands share.
+"""Meaning of an error of Postgres: the one classification for workers, Spark tasks and commands.
 
-It goes by SQLSTATE, the server's own five characters, and not by the driver's classes: psycopg files a full disk, a cut
-connection and a value that is too long for an index under the same ``OperationalError``.
+It goes by SQLSTATE, the server's own five characters, and not by the driver's classes: psycopg
+files a full disk, a cut connection and a value that is too long for an index under the same
+``OperationalError``.
 
     CONFLICT       the transaction lost against another one; nothing of it happened; run it again
-    UNAVAILABLE    the server or the connection cannot do it now, and will: cut, restarting, full, locked, read-only
+    UNAVAILABLE    the server or the connection cannot do it now, and will: cut, restarting, full,
+                   locked, read-only
     PRIVILEGE      the role lacks a right
-    SCHEMA         a table, column, type, function or index is not there, or not as the statement expects it
+    SCHEMA         a table, column, type, function or index is not there, or not as the statement
+                   expects it
     STATEMENT      everything else: the statement or its values are at fault, and will be again
 
-All but the last are states of the server: they end without a change of the statement or of its values.  Codes that a value can
-cause are STATEMENT, even if a schema can cause them too: what a missing value or a wrong type of one does must not be waited for.
+All but the last are states of the server: they end without a change of the statement or of its
+values.  Codes that a value can cause are STATEMENT, even if a schema can cause them too: what a
+missing value or a wrong type of one does must not be waited for.
 """
 
 import re
@@ -39,7 +43,7 @@ CONFLICTS = (
     psycopg.errors.TransactionIntegrityConstraintViolation,
     psycopg.errors.StatementCompletionUnknown,
 )
-"""Errors of psycopg that mean: the transaction lost against another one, and nothing of it happened."""
+"""Errors of psycopg that mean: the transaction lost against another one, and had no effect."""
 
 _CONNECTING = ("connection failed: ", "connection is bad: ", "failed to resolve host ")
 """Beginning of the driver's errors when it cannot connect."""
@@ -50,7 +54,8 @@ _INVALID_OPTION = re.compile(r"connection is bad: (invalid (?:\w+ value|port num
 _WRONG_LOGIN = re.compile(
     r"password|authentication|pg_hba|no such (?:user|database)|does not exist|not permitted|denied"
 )
-"""In the refusals of Postgres and PgBouncer for which database_url is to blame; a server that starts or is full says others."""
+"""Words in refusals of Postgres and PgBouncer that blame database_url; a server that starts or is
+full uses others."""
 
 READ_ONLY = "25006"
 IN_FAILED_TRANSACTION = "25P02"
@@ -106,7 +111,8 @@ _CODES: Mapping[str, ErrorKind] = {
     "428C9": ErrorKind.SCHEMA,  # a column that has become generated
     "42P01": ErrorKind.SCHEMA,  # a table
     "42P10": ErrorKind.SCHEMA,  # the unique index of an ON CONFLICT
-    "55000": ErrorKind.SCHEMA,  # a view that was not refreshed yet, a table without replica identity …
+    # a view that was not refreshed yet, a table without replica identity …
+    "55000": ErrorKind.SCHEMA,
     "HV005": ErrorKind.SCHEMA,  # a foreign table's column
     "HV00P": ErrorKind.SCHEMA,
     "HV00Q": ErrorKind.SCHEMA,
@@ -116,7 +122,7 @@ _CODES: Mapping[str, ErrorKind] = {
 
 
 def driver_error(error: BaseException) -> BaseException:
-    """The driver's error below SQLAlchemy's or Django's, or the error itself."""
+    """Returns the driver's error below SQLAlchemy's or Django's, or the error itself."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return error.orig
     if type(error).__module__ == "django.db.utils" and isinstance(error.__cause__, psycopg.Error):
@@ -125,20 +131,23 @@ def driver_error(error: BaseException) -> BaseException:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """The server's code for an error; None if the error did not come from the server."""
+    """Returns the server's code for an error; None if the error did not come from the server."""
     cause = driver_error(error)
     code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     return code if isinstance(code, str) else None
 
 
 def raised_in(error: BaseException) -> str | None:
-    """The function of the server's source that raised an error; unlike the text, it is not translated."""
+    """Returns the function of the server's source that raised an error.
+
+    Unlike the text, it is not translated.
+    """
     cause = driver_error(error)
     return cause.diag.source_function if isinstance(cause, psycopg.Error) else None
 
 
 def classify(error: BaseException) -> ErrorKind | None:
-    """The kind of an error of Postgres; None if it is another's, such as an exception of the application."""
+    """Returns the kind of an error of Postgres; None for another's, such as the application's."""
     if isinstance(error, PoolTimeout):
         return ErrorKind.UNAVAILABLE
     cause, code = driver_error(error), sqlstate(error)
@@ -156,54 +165,61 @@ def classify(error: BaseException) -> ErrorKind | None:
 
 
 def is_doubtful(error: BaseException) -> bool:
-    """True if a state of the server may be the doing of the statement's values after all.
+    """Returns whether a statement's values may have caused an error that looks like the server's.
 
-    A server that dies of a statement ends the connection without a word; an operator is missing for a value of another type.
+    A server that dies of a statement ends the connection silently; an operator is missing for a
+    value of another type.
     """
     return sqlstate(error) is None or raised_in(error) == "op_error"
 
 
 def _without_code(error: BaseException, cause: BaseException) -> ErrorKind | None:
-    """The driver itself gave up: it lost the connection, or was used wrongly."""
+    """Returns the kind of an error of the driver itself: a lost connection, or wrong use."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return ErrorKind.UNAVAILABLE
     if isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError)):
         return ErrorKind.UNAVAILABLE
-    # In a pipeline, libpq's own errors have neither a code nor a class of their own: it has lost the connection.
+    # In a pipeline, libpq's own errors have neither a code nor a class of their own: it has lost
+    # the connection.
     if type(cause) is psycopg.DatabaseError:
         return ErrorKind.UNAVAILABLE
     return ErrorKind.STATEMENT if isinstance(error, (DBAPIError, psycopg.Error)) else None
 
 
 @contextmanager
-def postgres_errors(what: str, *, is_own: bool = True) -> Iterator[None]:
-    """Translates errors of Postgres, raised by psycopg or through SQLAlchemy, that are not about a statement.
+def postgres_errors(activity: str, *, is_own: bool = True) -> Iterator[None]:
+    """Translates errors of Postgres that are not about a statement.
 
-    Not ``is_own`` are statements with a query of the application's, or on its tables: what is missing there, no ``penstock init`` makes.
+    psycopg or SQLAlchemy raises them.  Without ``is_own`` the statements have a query of the
+    application's, or use its tables: ``penstock init`` does not make what is missing there.
     """
     try:
         yield
     except (psycopg.Error, DBAPIError, PoolTimeout) as error:
         cause = driver_error(error)
-        # Row-level security applies to a statement that runs with ``row_security = off``; the text is translated.
+        # Row-level security applies to a statement that runs with ``row_security = off``; the text
+        # is translated.
         if raised_in(error) == "check_enable_rls":
-            raise HiddenRows(f"{what}: {hidden_rows(first_line(cause))}") from error
+            raise HiddenRows(f"{activity}: {hidden_rows(first_line(cause))}") from error
         match classify(error):
             case ErrorKind.PRIVILEGE:
                 raise PrivilegeMissing(
-                    f"{what}: {first_line(cause)}. Connect as a role that may, or see what this one lacks: penstock doctor"
+                    f"{activity}: {first_line(cause)}. Connect as a role that may, or see what "
+                    "this one lacks: penstock doctor"
                 ) from error
             case ErrorKind.UNAVAILABLE if str(cause).startswith(_CONNECTING):
-                raise _not_connected(what, cause) from error
+                raise _not_connected(activity, cause) from error
             case ErrorKind.UNAVAILABLE:
-                raise ServerUnavailable(f"{what}: {_why_unavailable(cause)}") from error
+                raise ServerUnavailable(f"{activity}: {_why_unavailable(cause)}") from error
             case ErrorKind.SCHEMA if not is_own:
                 raise Unknown(
-                    f"{what}: {first_line(cause)}. The application's query, or its table, names it"
+                    f"{activity}: {first_line(cause)}. The application's query, or its table, "
+                    "names it"
                 ) from error
             case ErrorKind.SCHEMA:
                 raise ObjectMissing(
-                    f"{what}: {first_line(cause)}. Create or upgrade Penstock's tables: penstock init"
+                    f"{activity}: {first_line(cause)}. Create or upgrade Penstock's tables: "
+                    "penstock init"
                 ) from error
             case ErrorKind.CONFLICT:
                 raise cause from error if cause is not error else None
@@ -211,10 +227,11 @@ def postgres_errors(what: str, *, is_own: bool = True) -> Iterator[None]:
                 raise
 
 
-def hidden_rows(said: str) -> str:
-    """The remedy for row-level security."""
+def hidden_rows(reason: str) -> str:
+    """Returns the reason with the remedy for row-level security."""
     return (
-        f"{said}. Rows that a policy hides would be lost silently. Give the role BYPASSRLS, or connect as the table's owner, or: "
+        f"{reason}. Rows that a policy hides would be lost silently. Give the role BYPASSRLS, or "
+        "connect as the table's owner, or: "
         "ALTER TABLE … DISABLE ROW LEVEL SECURITY"
     )
 
@@ -227,35 +244,44 @@ def _why_unavailable(cause: BaseException) -> str:
 
 @contextmanager
 def connection_errors() -> Iterator[None]:
-    """Translates the driver's errors while it connects; nothing has been sent yet, so their texts hold no payload."""
+    """Translates the driver's errors while it connects.
+
+    Nothing has been sent yet, so their texts hold no payload.
+    """
     try:
         yield
     except psycopg.Error as error:
         raise _not_connected("connecting to Postgres", error) from error
 
 
-def _not_connected(what: str, error: BaseException) -> InvalidSetting | ServerUnavailable:
-    said = _why_not_connected(error)
-    if (invalid := _INVALID_OPTION.match(said)) is not None:
+def _not_connected(activity: str, error: BaseException) -> InvalidSetting | ServerUnavailable:
+    reason = _why_not_connected(error)
+    if (invalid := _INVALID_OPTION.match(reason)) is not None:
         return InvalidSetting(f"database_url: {invalid[1]}")
-    said = said.removeprefix("connection failed: ")
-    if "FATAL:" not in said:
-        return ServerUnavailable(f"{what}: Postgres does not answer: {said}")
-    advice = ". Check user, password and database of database_url" if _WRONG_LOGIN.search(said) else ""
-    return ServerUnavailable(f"{what}: Postgres refuses: {said}{advice}")
+    reason = reason.removeprefix("connection failed: ")
+    if "FATAL:" not in reason:
+        return ServerUnavailable(f"{activity}: Postgres does not answer: {reason}")
+    advice = (
+        ". Check user, password and database of database_url" if _WRONG_LOGIN.search(reason) else ""
+    )
+    return ServerUnavailable(f"{activity}: Postgres refuses: {reason}{advice}")
 
 
 def _why_not_connected(error: BaseException) -> str:
-    """Of several attempts the one that a server has answered, because it says more."""
+    """Returns the error of an attempt that a server answered, if there is one: it says more."""
     lines = [" ".join(line.strip("- ").split()) for line in str(error).splitlines()]
     return next((line for line in lines if "FATAL:" in line), (lines or [type(error).__name__])[0])
 
 
 def describe(error: BaseException) -> str:
-    """An error for logs and tables: its class, and its text where that is ours and holds no payload."""
-    return f"{type(error).__name__}: {error}" if isinstance(error, PenstockError) else type(error).__name__
+    """Returns an error for logs and tables: its class, and our text, which holds no payload."""
+    return (
+        f"{type(error).__name__}: {error}"
+        if isinstance(error, PenstockError)
+        else type(error).__name__
+    )
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, which names the fault; values are in the lines after it."""
+    """Returns the first line of an error's text, which names the fault; values come after it."""
     return (str(error).splitlines() or [type(error).__name__])[0]

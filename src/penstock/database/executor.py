@@ -1,7 +1,8 @@
-"""Statements of ours on the connection of somebody's session, plain or asyncio: in the same transaction.
+"""Our statements on a session's connection, plain or asyncio, in the same transaction.
 
-What is sent between two statements of a handler is one message.  libpq sends it, as psycopg offers it (``psycopg.pq``): nothing of
-psycopg's is replaced, and its pipelines and cursors are left to the handler.
+What is sent between two statements of a handler is one message.  libpq sends it, as psycopg offers
+it (``psycopg.pq``): nothing of psycopg's is replaced, and its pipelines and cursors are left to the
+handler.
 """
 
 import re
@@ -24,16 +25,24 @@ from typing_extensions import override
 
 from penstock.database.connections import ADAPTERS, silent_for
 from penstock.database.statements import quote_literal
-from penstock.database.transactions import Timeouts, guarded, handler_settings, own_settings, set_local_in_one
+from penstock.database.transactions import (
+    Timeouts,
+    guarded,
+    handler_settings,
+    own_settings,
+    set_local_in_one,
+)
 
 _PIPELINES = psycopg.Pipeline.is_supported()
 _PARAMETER = re.compile(rb"%\((\w+)\)s")
 
 _PREPARED = "penstock_prepared"
-"""Key in the ``info`` of a connection: the names, by text, of the statements that are prepared to begin transactions."""
+"""Key in the ``info`` of a connection: the names, by text, of the statements that are prepared to
+begin transactions."""
 
 ALONE_LOCK_S = 0.2
-"""Longest wait for a lock, in seconds, of a statement that is a transaction of its own: others wait behind it."""
+"""Longest wait for a lock, in seconds, of a statement that is its own transaction: others wait
+behind it."""
 
 Row = tuple[Any, ...]
 _Statement = tuple[bytes, Mapping[str, Any] | None]
@@ -48,13 +57,13 @@ class StatementResult(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """Number of rows that it gave or changed."""
+        """Returns the number of rows that the statement returned or changed."""
 
     def fetchone(self) -> Row | None:
-        """The next row."""
+        """Returns the next row."""
 
     def fetchall(self) -> list[Row]:
-        """All rows."""
+        """Returns all rows."""
 
     def __iter__(self) -> Iterator[Row]: ...
 
@@ -73,36 +82,51 @@ class CommittingExecutor(Executor, Protocol):
     """
 
     def begin_with(self, query: bytes, params: Mapping[str, str | int], /) -> Row:
-        """BEGIN, and a statement whose first columns set the handler's timeouts, as one message; returns its row as text."""
+        """Sends BEGIN and a statement as one message; returns its row as text.
+
+        The first columns of the statement set the handler's timeouts.
+        """
 
     def commit_with(self, query: bytes, params: Mapping[str, str | int], /) -> None:
-        """As ``commit_after``, in less time: for a statement that is quickly planned, since it is not prepared."""
+        """Commits as ``commit_after``, faster, since the statement is not prepared.
+
+        The statement must be quickly planned.
+        """
 
     def commit_after(self, query: bytes, params: Mapping[str, Any], /) -> int:
-        """Executes a statement and COMMIT, which are sent as one message; returns how many rows the statement changed.
+        """Executes a statement and COMMIT as one message; returns the number of changed rows.
 
         If it fails, nothing is committed.
         """
 
     def execute_alone(self, query: bytes, params: Mapping[str, Any], /) -> StatementResult:
-        """Executes a statement that is a transaction of its own, with our settings and a short limit for locks: one message."""
+        """Executes a statement as its own transaction, in one message.
+
+        It has our settings, and a short limit for locks.
+        """
 
     def release_locks(self) -> None:
-        """Releases what a handler that has failed has locked for its session, which a rollback does not; outside of a transaction.
+        """Releases session locks of a handler that failed, which a rollback does not release.
 
-        Nothing behind a pooler: the session is not the handler's there.
+        Must be called outside a transaction.  Does nothing behind a pooler: the session is not the
+        handler's there.
         """
 
 
-def make_executor(connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None) -> CommittingExecutor:
-    """Executes on the driver's connection below one of SQLAlchemy's, in the transaction of a handler.
+def make_executor(
+    connection: EngineConnection, idle_s: float, timeouts: Timeouts | None = None
+) -> CommittingExecutor:
+    """Executes on the driver's connection below SQLAlchemy's, in the transaction of a handler.
 
-    Each statement is sent together with the settings that it needs: see ``transactions``.  That costs a fifth of a
-    millisecond: the last statement of a batch does without, and so do the first and the last of a job's transaction.
+    Each statement is sent together with the settings that it needs: see ``transactions``.  That
+    costs a fifth of a millisecond: the last statement of a batch does without, and so do the first
+    and the last of a job's transaction.
     """
     driver = cast("Any", connection.connection).driver_connection
     texts = _make_texts(driver.info.server_version, idle_s, timeouts)
-    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(driver, connection.info, texts)
+    return (_Awaited if isinstance(driver, psycopg.AsyncConnection) else _Direct)(
+        driver, connection.info, texts
+    )
 
 
 class _Texts(NamedTuple):
@@ -117,13 +141,16 @@ class _Texts(NamedTuple):
 @cache
 def _make_texts(server_version: int, idle_s: float, timeouts: Timeouts | None) -> _Texts:
     settings = handler_settings(server_version, idle_s, timeouts)
-    alone = {**own_settings(server_version, timeouts), "lock_timeout": f"{round(ALONE_LOCK_S * 1000)}ms"}
+    alone = {
+        **own_settings(server_version, timeouts),
+        "lock_timeout": f"{round(ALONE_LOCK_S * 1000)}ms",
+    }
     return _Texts(*guarded(settings), set_local_in_one(settings) + b",", set_local_in_one(alone))
 
 
 @lru_cache(maxsize=256)
 def _numbered(query: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """A statement with ``$1``, ``$2`` … in place of its parameters, and their names in that order."""
+    """Returns a statement with ``$1``, ``$2`` … as parameters, and their names in that order."""
     names = [*dict.fromkeys(_PARAMETER.findall(query))]
     numbers = {name: b"$%d" % number for number, name in enumerate(names, 1)}
     return query % numbers, tuple(name.decode() for name in names)
@@ -138,12 +165,16 @@ class _Query(NamedTuple):
     formats: Sequence[Any] | None = None
 
     @classmethod
-    def convert(cls, transformer: psycopg.abc.Transformer, query: bytes, params: Mapping[str, Any] | None) -> Self:
-        """With values as Postgres reads them."""
+    def convert(
+        cls, transformer: psycopg.abc.Transformer, query: bytes, params: Mapping[str, Any] | None
+    ) -> Self:
+        """Returns the statement with values as Postgres reads them."""
         if params is None:
             return cls(query)
         query, names = _numbered(query)
-        values = transformer.dump_sequence([params[name] for name in names], [PyFormat.AUTO] * len(names))
+        values = transformer.dump_sequence(
+            [params[name] for name in names], [PyFormat.AUTO] * len(names)
+        )
         return cls(query, values, transformer.types or (), transformer.formats)
 
 
@@ -156,7 +187,11 @@ class _Opening(NamedTuple):
 
     def call(self, name: bytes, values: Mapping[bytes, bytes]) -> bytes:
         """Returns the statement that executes it."""
-        return b"EXECUTE " + name + (b" (" + b", ".join(values[key] for key in self.names) + b")" if values else b"")
+        return (
+            b"EXECUTE "
+            + name
+            + (b" (" + b", ".join(values[key] for key in self.names) + b")" if values else b"")
+        )
 
 
 @lru_cache(maxsize=256)
@@ -172,7 +207,11 @@ def _begin(connection: Any) -> bytes:
 
 
 @cache
-def _begin_text(isolation: int | None, read_only: bool | None, deferrable: bool | None) -> bytes:  # noqa: FBT001  settings of psycopg's
+def _begin_text(  # settings of psycopg's
+    isolation: int | None,
+    read_only: bool | None,  # noqa: FBT001
+    deferrable: bool | None,  # noqa: FBT001
+) -> bytes:
     words = ["BEGIN"]
     if isolation is not None:
         words.append("ISOLATION LEVEL " + IsolationLevel(isolation).name.replace("_", " "))
@@ -186,9 +225,11 @@ def _begin_text(isolation: int | None, read_only: bool | None, deferrable: bool 
 def _send_together(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[list[PGresult]]]:
     """Sends commands as one message, which ends with its Sync; returns the replies to each.
 
-    psycopg's own pipeline sends each statement alone, and wakes the server with each: a tenth of a millisecond more.  After the Sync
-    it sends a Flush, which stops ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and stops
-    it with the next message.  And it sends a Sync after BEGIN and COMMIT, which Postgres answers apart.
+    psycopg's own pipeline sends each statement alone, and wakes the server with each: a tenth of a
+    millisecond more.  After the Sync it sends a Flush, which stops
+    ``idle_in_transaction_session_timeout``: Postgres starts it with its answer to the Sync, and
+    stops it with the next message.  And it sends a Sync after BEGIN and COMMIT, which Postgres
+    answers apart.
     """
     replies: list[list[PGresult]] = []
     is_own = not pgconn.pipeline_status  # and not the handler's, which it has left open
@@ -202,7 +243,9 @@ def _send_together(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[
         while (results := (yield from fetch_many(pgconn)))[0].status != ExecStatus.PIPELINE_SYNC:
             replies.append(results)
     except psycopg.Error:
-        _raise_failure(chain.from_iterable(replies))  # what Postgres has said before it closed the connection
+        _raise_failure(
+            chain.from_iterable(replies)
+        )  # what Postgres has said before it closed the connection
         raise
     finally:
         if is_own and pgconn.status == ConnStatus.OK:
@@ -211,7 +254,7 @@ def _send_together(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[
 
 
 def _send_apart(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[list[PGresult]]]:
-    """The same without a libpq that can (before 14): one by one."""
+    """Sends commands one by one, if libpq cannot send them together (before 14)."""
     replies: list[list[PGresult]] = []
     for command in commands:
         command()
@@ -227,11 +270,15 @@ def _raise_failure(results: Iterable[PGresult]) -> None:
 
 
 class _Guarded(ABC):
-    adapters = ADAPTERS  # not the connection's own, which a handler, or the application, may have changed
+    adapters = (
+        ADAPTERS  # not the connection's own, which a handler, or the application, may have changed
+    )
 
     def __init__(self, connection: Any, info: dict[str, Any], texts: _Texts) -> None:
         self.connection, self._info, self._texts = connection, info, texts
-        self._silence_s = connection.longest_silence_s  # made before the handler is called, which may wait for longer
+        self._silence_s = (
+            connection.longest_silence_s
+        )  # made before the handler is called, which may wait for longer
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         return self._run([(self._texts.before, None), (query, params), (self._texts.after, None)])
@@ -244,7 +291,9 @@ class _Guarded(ABC):
         if pgconn.pipeline_status:  # the handler's own, around its first statement
             return cast("Row", self._run([(opening.query, params)]).fetchone())
         values = _literals(params)
-        if pgconn.transaction_status != TransactionStatus.IDLE:  # begun by a statement that SQLAlchemy has not seen
+        if (
+            pgconn.transaction_status != TransactionStatus.IDLE
+        ):  # begun by a statement that SQLAlchemy has not seen
             return self._exchange(opening.query % values)
         begin = _begin(self.connection) + b"; "
         if self.connection.prepare_threshold is None:
@@ -273,7 +322,7 @@ class _Guarded(ABC):
         return self._wait(self._steps([(self._texts.alone, None), (query, params)], begins=False))
 
     def _run(self, statements: Sequence[_Statement], *, commits: bool = False) -> StatementResult:
-        """Executes one or three statements, sent as one message; the result of the one in the middle."""
+        """Executes one or three statements as one message; returns the result of the middle one."""
         return self._wait(self._steps(statements, commits=commits))
 
     def _exchange(self, message: bytes) -> Row:
@@ -282,7 +331,10 @@ class _Guarded(ABC):
 
     @abstractmethod
     def _wait(self, steps: _Steps[T]) -> T:
-        """Exchanges with the server what the steps send and receive, after what a pipeline of the handler's still holds."""
+        """Exchanges with the server what the steps send and receive.
+
+        Before that, a pipeline that the handler left open is emptied.
+        """
 
     def _replies(self, message: bytes) -> _Steps[list[PGresult]]:
         self.connection.pgconn.send_query(message)
@@ -307,10 +359,11 @@ class _Guarded(ABC):
         return _read(transformer, replies[places[len(places) // 2]][0])
 
     def _commands(self, query: _Query) -> Iterator[_Command]:
-        """Executes a statement, prepared after some executions.
+        """Yields the commands of a statement, which is prepared after some executions.
 
-        What is prepared is in psycopg's record, which is private: psycopg has Postgres forget all of it after a rollback, also after
-        one to a savepoint of the handler's, and nothing public tells of that.
+        What is prepared is in psycopg's record, which is private: psycopg has Postgres forget all
+        of it after a rollback, also after one to a savepoint of the handler's, and nothing public
+        tells of that.
         """
         pgconn, prepared = self.connection.pgconn, self.connection._prepared  # noqa: SLF001
         prepare, name = prepared.get(query)
@@ -319,7 +372,9 @@ class _Guarded(ABC):
         if name:
             yield partial(pgconn.send_query_prepared, name, query.params, query.formats)
         else:
-            yield partial(pgconn.send_query_params, query.query, query.params, query.types, query.formats)
+            yield partial(
+                pgconn.send_query_params, query.query, query.params, query.types, query.formats
+            )
         prepared.maybe_add_to_cache(query, prepare, name)
 
 
@@ -356,7 +411,7 @@ class _Direct(_Guarded):
 
 
 class _Awaited(_Guarded):
-    """An asyncio connection, in the greenlet that SQLAlchemy runs its synchronous core in."""
+    """An asyncio connection, in the greenlet in which SQLAlchemy runs its synchronous core."""
 
     @override
     def _wait(self, steps: _Steps[T]) -> T:

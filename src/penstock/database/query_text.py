@@ -1,7 +1,8 @@
-"""Queries of the application as text, without parameters, to be read as a table: ``(SELECT …) AS q``.
+"""Queries of the application as text without parameters, read as a table: ``(SELECT …) AS q``.
 
-COPY, a Spark task and a temporary table take text alone.  The driver writes the values of SQLAlchemy's query into it, as it
-would bind them in the application's session: its literals have every type, and no character of a value needs a meaning.
+COPY, a Spark task and a temporary table take text alone.  The driver writes the values of
+SQLAlchemy's query into it, as it would bind them in the application's session: its literals have
+every type, and no character of a value needs a meaning.
 """
 
 import re
@@ -39,7 +40,10 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 
 
 class _LiteralCompiler(PGCompiler_psycopg):
-    """Writes bound values with the driver's literals; a cast says the type, as it does in the driver's own statements."""
+    """Writes bound values with the driver's literals.
+
+    A cast gives the type, as in the driver's own statements.
+    """
 
     @override
     def render_literal_value(self, value: Any, type_: Any) -> str:
@@ -53,11 +57,13 @@ class _LiteralCompiler(PGCompiler_psycopg):
         if isinstance(bound, int):
             # It has the type that holds it: a cast to the column's would fail for a greater one.
             return f"({literal})::bigint" if isinstance(plain, BigInteger) else literal
-        return str(self.render_bind_cast(type_, plain, literal)) if plain.render_bind_cast else literal  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
+        if not plain.render_bind_cast:
+            return literal
+        return str(self.render_bind_cast(type_, plain, literal))  # type: ignore[no-untyped-call]  # untyped in SQLAlchemy
 
 
 class _LiteralDialect(PGDialect_psycopg):
-    """Named parameters, so that a percent sign is nothing but itself."""
+    """Uses named parameters, so that a percent sign has no meaning."""
 
     statement_compiler = _LiteralCompiler
 
@@ -66,36 +72,46 @@ class _LiteralDialect(PGDialect_psycopg):
 
 
 def query_text(query: Query) -> str:
-    """A query as text, without the semicolons and comments at its end.
+    """Returns a query as text, without the semicolons and comments at its end.
 
     Raises:
-        InvalidSetting: The query is empty, several statements, or has a value that cannot be written.
+        InvalidSetting: The query is empty, several statements, or has a value that cannot be
+            written.
     """
     if isinstance(query, str):
         return _strip(query)
     try:
-        query.compile(dialect=_LiteralDialect()).construct_params()  # otherwise one without a value is NULL
+        query.compile(
+            dialect=_LiteralDialect()
+        ).construct_params()  # otherwise one without a value is NULL
         compiled = query.compile(dialect=_LiteralDialect(), compile_kwargs={"literal_binds": True})
     except (CompileError, InvalidRequestError, psycopg.ProgrammingError) as error:
-        [said, *_] = str(error).splitlines()
+        [reason, *_] = str(error).splitlines()
         raise InvalidSetting(
-            f"a query cannot be written as text: {said}. Give its values types, or give it as text"
+            f"a query cannot be written as text: {reason}. Give its values types, or give it as "
+            "text"
         ) from error
     return _strip(str(compiled))
 
 
 def subquery(query: str) -> str:
-    """A query of the application as a table, ``q``; it may end with a semicolon or a comment."""
+    """Returns a query of the application as the table ``q``.
+
+    The query may end with a semicolon or a comment.
+    """
     return f"({_strip(query)}\n) AS q"
 
 
-def condition(where: str) -> str:
-    """A condition of the application in brackets; it may end as a query may."""
-    return f"(\n{_strip(where, 'condition')}\n)"
+def condition(text: str) -> str:
+    """Returns A condition of the application in brackets; it may end as a query may."""
+    return f"(\n{_strip(text, 'condition')}\n)"
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
-    """Names that are separated, or a JSON list of names, in which a name may contain anything; otherwise a ``ValueError``."""
+    """Splits names at a separator, or parses a JSON list of names, which may contain anything.
+
+    Raises ``ValueError``.
+    """
     if not text.lstrip().startswith("["):
         return [name.strip() for name in text.split(separator) if name.strip()]
     names = parse_json(text)
@@ -116,7 +132,9 @@ def _strip(text: str, noun: str = "query") -> str:
             is_ended = True
         elif not token["blank"]:
             if is_ended:
-                raise InvalidSetting(f"a {noun} is one statement; a semicolon stands before the end of this one")
+                raise InvalidSetting(
+                    f"a {noun} is one statement; a semicolon stands before the end of this one"
+                )
             end = place
     if not end:
         raise InvalidSetting(f"a {noun} is empty")
@@ -124,7 +142,7 @@ def _strip(text: str, noun: str = "query") -> str:
 
 
 def _end_of_comment(text: str, place: int) -> int:
-    """The place after a comment that may hold others."""
+    """Returns the place after a comment that may hold others."""
     depth = 1
     for mark in _COMMENT_MARK.finditer(text, place):
         depth += 1 if mark[0] == "/*" else -1

@@ -1,4 +1,4 @@
-"""Compares a declared channel with what is registered.  Needs no driver: an application that only stages has none of ours."""
+"""Compares a declared channel with the registered one; needs no driver, unlike workers."""
 
 from dataclasses import dataclass
 
@@ -9,54 +9,60 @@ from penstock.errors import ChannelMismatch, ChannelRetired, ConsumerRenamed
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The answer of the function ``check_channel`` to a channel's name."""
+    """The answer of the SQL function ``check_channel`` to a channel's name."""
 
     kind: str | None  # kind of the channel that is registered with it; None if none is
     shards: int | None  # number of that channel's shards
-    fits: bool | None  # true if the declared kind and number of shards may be used; None if no channel is registered
+    fits: (
+        bool | None
+        # true if the declared kind and shards may be used; None if no channel is registered
+    )
     is_retired: bool  # true if the channel was retired
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """The reason why a channel may not be used as it is declared, the error that says so, and the remedy."""
+    """Reason why a channel may not be used as declared, with the error and the remedy."""
 
     error: type[ChannelMismatch | ChannelRetired]
     reason: str
     fix: str
 
 
-def check_declared(channel: Channel, found: Registration) -> None:
+def check_declared(channel: Channel, registration: Registration) -> None:
     """Checks that a channel may be used as it is declared."""
-    objection = find_objection(channel, found)
+    objection = find_objection(channel, registration)
     if objection is not None:
         raise objection.error(f"{objection.reason}. {objection.fix}")
 
 
-def find_objection(channel: Channel, found: Registration) -> Objection | None:
-    """The objection to a channel as it is declared; None if there is none."""
-    if found.is_retired:
+def find_objection(channel: Channel, registration: Registration) -> Objection | None:
+    """Returns the objection to a channel as it is declared; None if there is none."""
+    if registration.is_retired:
         return _retired(channel.name)
-    if found.kind is None or found.fits:
+    if registration.kind is None or registration.fits:
         return None
     return Objection(
         ChannelMismatch,
-        f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and registered as "
-        f"{_describe(found.kind, found.shards)}: records would go where nobody reads them, and keys change their shards",
-        _what_to_do(channel, found.kind, found.shards),
+        f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and "
+        "registered as "
+        f"{_describe(registration.kind, registration.shards)}: records would go where nobody reads "
+        "them, and keys change their shards",
+        _what_to_do(channel, registration.kind, registration.shards),
     )
 
 
 def why_unreadable(consumer: str, channel: str) -> ChannelRetired:
-    """The error for a consumer of a channel that was retired."""
+    """Returns the error for a consumer of a channel that was retired."""
     objection = _retired(channel)
     return ChannelRetired(f"consumer {consumer}: {objection.reason}. {objection.fix}")
 
 
 def why_unregistered(consumer: str, successor: str) -> ConsumerRenamed:
-    """The error for a consumer that was renamed."""
+    """Returns the error for a consumer that was renamed."""
     return ConsumerRenamed(
-        f"consumer {consumer} was renamed to {successor}: declare it by its new name. As a new consumer it would "
+        f"consumer {consumer} was renamed to {successor}: declare it by its new name. As a new "
+        "consumer it would "
         f"apply again what {successor} has applied. To use the name for another one: "
         f"penstock consumers retire {consumer} --apply"
     )
@@ -71,7 +77,7 @@ def _retired(channel: str) -> Objection:
 
 
 def _what_to_do(channel: Channel, kind: str, shards: int | None) -> str:
-    """The remedy for a channel that is registered with another kind or number of shards than it is declared."""
+    """Returns the remedy for a channel that is registered with another kind or number of shards."""
     if kind != channel.kind:
         return "Declare it as it is registered, or a channel of another name"
     if not get_traits(kind).keeps_records:

@@ -1,10 +1,11 @@
-"""The registry in Postgres: each channel's kind and number of shards, a checkpoint per consumer and shard, and pauses.
+"""Registry in Postgres: each channel's kind and shards, checkpoints per consumer and shard, pauses.
 
 A consumer is registered before it first runs, so that retention waits for it.
 
-A pause is one row, which every transaction reads that locks a checkpoint: it holds in all processes from its commit on, for
-consumers and shards that are added later, too.  What was being applied goes on to its end.  Producers and the streamer do not
-read it, and retention waits for the consumer's checkpoints as ever.
+A pause is one row, which every transaction reads that locks a checkpoint: it holds in all processes
+from its commit on, for consumers and shards that are added later, too.  What was being applied goes
+on to its end.  Producers and the streamer do not read it, and retention waits for the consumer's
+checkpoints as ever.
 """
 
 import json
@@ -25,23 +26,23 @@ from penstock.records import Shard, ShardName
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The shards that a channel has had at a time: the number of the first, and how many."""
+    """Shards that a channel had at a time: the number of the first, and how many."""
 
     first: int
     shards: int
 
     @property
     def numbers(self) -> range:
-        """Their numbers."""
+        """Returns the numbers of the shards."""
         return range(self.first, self.first + self.shards)
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredChannel:
-    """A channel as the first streamer or consumer registered it; only `penstock channels reshard` changes its shards.
+    """A channel as first registered; only `penstock channels reshard` changes its shards.
 
-    A shard's number is never used again, so offsets stay dense for ever: 4 shards, then 6, then 3 are the shards 0 to 3, 4 to 9
-    and 10 to 12.
+    A shard's number is never used again, so offsets stay dense for ever: 4 shards, then 6, then 3
+    are the shards 0 to 3, 4 to 9 and 10 to 12.
     """
 
     name: str  # name of the channel
@@ -60,25 +61,26 @@ class RegisteredChannel:
 
     @property
     def traits(self) -> Traits:
-        """What holds of its kind."""
+        """Returns the traits of its kind."""
         return get_traits(self.kind)
 
     @property
     def every_generation(self) -> tuple[Generation, ...]:
-        """All generations, the first and the newest included."""
+        """Returns all generations, the first and the newest included."""
         sizes = (self.shards, *self.generations)
-        ends = accumulate(sizes)
-        return tuple(Generation(end - size, size) for size, end in zip(sizes, ends, strict=True))
+        totals = accumulate(sizes)
+        return tuple(Generation(end - size, size) for size, end in zip(sizes, totals, strict=True))
 
     @property
     def total_shards(self) -> int:
-        """Number of its shards, in all generations: they are numbered from 0."""
+        """Returns the number of its shards in all generations; they are numbered from 0."""
         return self.shards + sum(self.generations)
 
     def memory_part(self, shard: int) -> int | None:
-        """Most bytes that one shard of a log may take in Redis; None if there is no limit.
+        """Returns the bytes that one shard of a log may take in Redis; None if there is no limit.
 
-        Shards of one generation have equal parts.  If there are older generations, all of these have one half together.
+        Shards of one generation have equal parts.  If there are older generations, all of these
+        have one half together.
         """
         if self.redis_memory is None:
             return None
@@ -90,30 +92,41 @@ class RegisteredChannel:
 
     @property
     def shard_names(self) -> tuple[ShardName, ...]:
-        """Its shards, in all generations."""
+        """Returns its shards, in all generations."""
         return tuple(ShardName(self.name, Shard(number)) for number in range(self.total_shards))
 
     def fits(self, channel: Channel) -> bool:
-        """True if an application or a worker may declare it like this: with the number of shards of any generation."""
+        """Returns whether it may be declared so: with the number of shards of any generation."""
         return channel.kind == self.kind and channel.shards in {self.shards, *self.generations}
 
 
 def registered_channels(store: Store) -> dict[str, RegisteredChannel]:
-    """All registered channels, by name and in its order."""
+    """Returns all registered channels, by name and in its order."""
     channels = store.objects(RegisteredChannel, "registered_channels", doing="reading the channels")
     return {channel.name: channel for channel in channels}
 
 
 def read_queue_limits(store: Store[Executor], queue: str) -> dict[str, Any]:
-    """The limits that hold of a queue: as it is registered, after those that were set, as ``Queue.limits_as_json``."""
+    """Returns the limits of a queue: those registered, overridden by those set.
+
+    They have the form of ``Queue.limits_as_json``.
+    """
     if (row := store.row("queue_limits", {"channel": queue})) is None:
         return {}
-    declared, own = map(json.loads, row)
-    return {"within": "queue", **declared, **{kind: {**declared.get(kind, {}), **rows} for kind, rows in own.items()}}
+    declared, overrides = map(json.loads, row)
+    return {
+        "within": "queue",
+        **declared,
+        **{kind: {**declared.get(kind, {}), **rows} for kind, rows in overrides.items()},
+    }
 
 
 def register_channel(store: Store, channel: Channel) -> None:
-    """Registers a channel, or updates its ``keep`` and ``max_bytes``, the streams and limits of a queue, the entries and memory of a log."""
+    """Registers a channel, or updates its options that may change.
+
+    These are ``keep`` and ``max_bytes``, the streams and limits of a queue, and the entries and
+    memory of a log.
+    """
     with postgres_errors(f"registering channel {channel.name}"):
         store.execute(
             "register_channel",
@@ -130,17 +143,21 @@ def register_channel(store: Store, channel: Channel) -> None:
                 "limits": json.dumps(channel.limits_as_json if isinstance(channel, Queue) else {}),
             },
         )
-        found = store.row("check_channel", {"channel": channel.name, "kind": channel.kind, "shards": channel.shards})
-    if found is not None:
-        check_declared(channel, Registration(*found))
+        registration = store.row(
+            "check_channel",
+            {"channel": channel.name, "kind": channel.kind, "shards": channel.shards},
+        )
+    if registration is not None:
+        check_declared(channel, Registration(*registration))
 
 
 def register_consumer(store: Store, consumer: ConsumerSpec) -> RegisteredChannel:
-    """Gives a consumer a checkpoint, at its ``start``, in each shard where it has none; returns the channel."""
+    """Gives a consumer checkpoints at its ``start`` in shards without one; returns the channel."""
     register_channel(store, consumer.channel)
     with store.transaction(f"registering consumer {consumer.name}"):
-        # Retention takes the same lock, so it does not remove what `start` has just pointed at.
-        # A change of the number of shards takes it, too: it gives the consumers that there are checkpoints in the new ones.
+        # Retention takes the same lock, so it does not remove what `start` has just pointed at. A
+        # change of the number of shards takes it, too: it gives the consumers that there are
+        # checkpoints in the new ones.
         store.execute("lock_channel", {"channel": consumer.channel.name})
         channel = registered_channels(store)[consumer.channel.name]
         check_not_renamed(store, consumer)
@@ -157,26 +174,28 @@ def register_consumer(store: Store, consumer: ConsumerSpec) -> RegisteredChannel
 
 
 def check_not_renamed(store: Store, consumer: ConsumerSpec) -> None:
-    """Checks that the consumer has the name that it is declared by."""
+    """Checks that the consumer's declared name is not a former one."""
     if (successor := find_successor(store, consumer.name)) is not None:
         raise why_unregistered(consumer.name, successor)
 
 
 def find_successor(store: Store, consumer: str) -> str | None:
-    """The name that a consumer of this former name has now."""
+    """Returns the present name of a consumer that had this name; None if there is none."""
     row = store.row("former_consumer", {"consumer": consumer})
     return None if row is None else str(row[0])
 
 
 PauseKind = Literal["consumer", "channel"]
-"""``channel``: all of its consumers."""
+"""``channel`` pauses all of its consumers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A pause."""
 
-    kind: PauseKind  # what is paused: a consumer in all that it reads, or all consumers of a channel
+    kind: (
+        PauseKind  # what is paused: a consumer in all that it reads, or all consumers of a channel
+    )
     name: str
     reason: str  # why, as the operator said it
     paused_by: str  # who paused it
@@ -188,20 +207,20 @@ class Pause:
 
     @property
     def how_to_resume(self) -> str:
-        """The command that ends it."""
+        """Returns the command that ends it."""
         return f"penstock {self.kind}s resume {self.name}"
 
     def holds(self, consumer: str, channel: str) -> bool:
-        """True if it holds for a consumer of a channel."""
+        """Returns whether it holds for a consumer of a channel."""
         return self.name == (consumer if self.kind == "consumer" else channel)
 
 
 def read_pauses(store: Store[Executor]) -> tuple[Pause, ...]:
-    """All pauses: channels first."""
+    """Returns all pauses, those of channels first."""
     rows = store.rows("pauses")
     return tuple(Pause(*row) for row in rows)
 
 
 def find_pause(store: Store[Executor], consumer: str, channel: str) -> Pause | None:
-    """The pause of a consumer of a channel; None if nothing holds it."""
+    """Returns the pause of a consumer of a channel; None if it is not paused."""
     return next((pause for pause in read_pauses(store) if pause.holds(consumer, channel)), None)

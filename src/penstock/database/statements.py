@@ -4,7 +4,8 @@
     -- The reason for anything unusual in the statement.
     SELECT …
 
-A name is there once, in all files.  ``{schema}`` is replaced by the quoted name of the Penstock schema.  Values are always bound.
+A name is there once, in all files.  ``{schema}`` is replaced by the quoted name of the Penstock
+schema.  Values are always bound.
 """
 
 import re
@@ -18,14 +19,14 @@ from penstock.records import ShardName
 
 
 def quote(*path: str | None) -> str:
-    """An identifier in double quotes, after that of its schema, if there is one: ``"shop"."orders"``."""
+    """Returns an identifier in double quotes, after its schema's, if any: ``"shop"."orders"``."""
     *schema, name = path
     escaped = (part.replace('"', '""') for part in (*filter(None, schema), name or ""))
     return ".".join(f'"{part}"' for part in escaped)
 
 
 def quote_literal(value: str) -> str:
-    """A string literal that also works with ``standard_conforming_strings`` off.
+    """Returns a string literal that also works with ``standard_conforming_strings`` off.
 
     With a backslash in it, it is an escaped one.
     """
@@ -35,7 +36,7 @@ def quote_literal(value: str) -> str:
 
 @cache
 def directory(name: str) -> Traversable:
-    """The shipped directory ``name``."""
+    """Returns the shipped directory ``name``."""
     shipped = files("penstock") / f"_{name}"
     if shipped.is_dir():
         return shipped
@@ -43,7 +44,8 @@ def directory(name: str) -> Traversable:
     if checkout.is_dir():
         return checkout
     raise FileNotFoundError(
-        f"penstock was installed without its {name} directory; install it from a wheel or a whole checkout"
+        f"penstock was installed without its {name} directory; install it from a wheel or a whole "
+        "checkout"
     )
 
 
@@ -52,7 +54,7 @@ _HEADING = re.compile(r"^-- :name (?P<name>\w+)\n", re.MULTILINE)
 
 @cache
 def statements(schema: str) -> dict[str, bytes]:
-    """All statements by their names, ready for a psycopg cursor.
+    """Returns all statements by their names, ready for a psycopg cursor.
 
     The schema's name was validated before.
     """
@@ -75,11 +77,14 @@ def _find_files(folder: Traversable) -> Iterator[Traversable]:
 
 
 def name_shards(shards: Iterable[ShardName]) -> dict[str, list[str] | list[int]]:
-    """The parameters ``channels`` and ``shards`` of a statement about several shards."""
+    """Returns the parameters ``channels`` and ``shards`` of a statement about several shards."""
     names = list(shards)
-    return {"channels": [name.channel for name in names], "shards": [int(name.shard) for name in names]}
+    return {
+        "channels": [name.channel for name in names],
+        "shards": [int(name.shard) for name in names],
+    }
 
 
 def int_array(numbers: Iterable[int]) -> str:
-    """An array of numbers as text, which psycopg binds in a fifth of the time that it takes for a list."""
+    """Returns an array of numbers as text, which psycopg binds in a fifth of the time of a list."""
     return f"{{{','.join(map(str, numbers))}}}"

@@ -1,9 +1,11 @@
 """Runs the named statements of the ``.sql`` files, on one connection, for one pipeline.
 
-    store.rows("checkpoints", {"consumer": "fares", "channel": "rides"}, doing="reading checkpoints")
+    values = {"consumer": "fares", "channel": "rides"}
+    store.rows("checkpoints", values, doing="reading checkpoints")
 
-``doing`` says in an error what the statement was for: see ``postgres_errors``.  It is left out in a block that says it for all
-of its statements, and between those of a handler, whose transaction gives their errors a meaning.
+``doing`` says in an error what the statement was for: see ``postgres_errors``.  It is left out in a
+block that says it for all of its statements, and between those of a handler, whose transaction
+gives their errors a meaning.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +27,7 @@ Values = Mapping[str, Any]
 
 
 class Store(Generic[Executor_co]):
-    """A connection, and the pipeline whose tables are read and written by it.
+    """A connection, and the pipeline whose tables it reads and writes.
 
     ``Store`` alone has a connection of ours, ``Store[Executor]`` may have that of a handler.
     """
@@ -38,25 +40,34 @@ class Store(Generic[Executor_co]):
         self._sql = statements(scope.schema)
 
     def __getitem__(self, name: str) -> bytes:
-        """The text of a statement, for a message of several."""
+        """Returns the text of a statement, for a message of several."""
         return self._sql[name]
 
     def execute(
         self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool
     ) -> StatementResult:
-        """Executes a statement; a connection of ours takes the option ``binary``, for the format of values."""
+        """Executes a statement.
+
+        A connection of ours takes the option ``binary``, for the format of values.
+        """
         return self._read(_result, name, values, doing, options)
 
-    def rows(self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool) -> list[Row]:
-        """All rows of a statement; options are those of ``execute``."""
+    def rows(
+        self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool
+    ) -> list[Row]:
+        """Returns all rows of a statement; options are those of ``execute``."""
         return self._read(_all_rows, name, values, doing, options)
 
-    def row(self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool) -> Row | None:
-        """The first row of a statement; None if there is none."""
+    def row(
+        self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool
+    ) -> Row | None:
+        """Returns the first row of a statement; None if there is none."""
         return self._read(_first_row, name, values, doing, options)
 
-    def value(self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool) -> Any:
-        """The first value of the first row; None if there is none."""
+    def value(
+        self, name: str, values: Values | None = None, *, doing: str | None = None, **options: bool
+    ) -> Any:
+        """Returns the first value of the first row; None if there is none."""
         row = self._read(_first_row, name, values, doing, options)
         return None if row is None else row[0]
 
@@ -82,13 +93,21 @@ class Store(Generic[Executor_co]):
         doing: str,
         binary: bool = True,
     ) -> list[T]:
-        """The rows as objects, of a class whose arguments are the columns."""
-        with postgres_errors(doing), self.connection.cursor(binary=binary, row_factory=class_row(kind)) as cursor:
+        """Returns the rows as objects of a class whose arguments are the columns."""
+        with (
+            postgres_errors(doing),
+            self.connection.cursor(binary=binary, row_factory=class_row(kind)) as cursor,
+        ):
             return cursor.execute(self._sql[name], values).fetchall()
 
     @contextmanager
-    def transaction(self: "Store[Connection]", doing: str, *, is_own: bool = True) -> Iterator[None]:
-        """A block that is one transaction; ``doing`` holds for all of its statements: see ``postgres_errors``."""
+    def transaction(
+        self: "Store[Connection]", doing: str, *, is_own: bool = True
+    ) -> Iterator[None]:
+        """Runs the block as one transaction; ``doing`` holds for all its statements.
+
+        See ``postgres_errors``.
+        """
         with postgres_errors(doing, is_own=is_own), self.connection.transaction():
             yield
 

@@ -1,4 +1,7 @@
-"""The table that applications stage into, for SQLAlchemy; a test compares it with the migrations.  Names of all tables, domains and functions."""
+"""Table that applications stage into, for SQLAlchemy; names of all tables, domains and functions.
+
+A test compares them with the migrations. A test compares them with the migrations.
+"""
 
 from functools import cache
 
@@ -37,8 +40,15 @@ TABLE_NAMES = (
 )
 """The tables of the newest revision."""
 
-DOMAINS = ("staged_action", "staged_channel", "staged_created_at", "staged_key", "staged_object", "staged_shard")
-"""The types of the columns of staged records, with their limits."""
+DOMAINS = (
+    "staged_action",
+    "staged_channel",
+    "staged_created_at",
+    "staged_key",
+    "staged_object",
+    "staged_shard",
+)
+"""Types of the columns of staged records, with their limits."""
 
 FUNCTIONS = {
     "journal_bounds": "(text, integer)",
@@ -50,7 +60,8 @@ FUNCTIONS = {
     "stage_record": "(text, text, text, text, text, jsonb, jsonb)",
     "stage": "(text, text, text, text, jsonb, jsonb)",
     "stage_job": (
-        "(text, text, jsonb, interval, timestamptz, timestamptz, text, text, text, text, interval, text, text, text, jsonb)"
+        "(text, text, jsonb, interval, timestamptz, timestamptz, text, text, text, text, interval, "
+        "text, text, text, jsonb)"
     ),
     "mark_dirty": "(text, text)",
     "cancel_job": "(text, bigint, text, text)",
@@ -64,13 +75,13 @@ class Xid8(UserDefinedType[str]):
     cache_ok = True
 
     def get_col_spec(self, **_: object) -> str:
-        """The type's name in DDL."""
+        """Returns the type's name in DDL."""
         return "xid8"
 
 
 @cache
 def staged_records(schema: str) -> Table:
-    """The table that applications insert into."""
+    """Returns the table that applications insert into."""
     return Table(
         "staged_records",
         MetaData(schema=schema),
@@ -83,5 +94,10 @@ def staged_records(schema: str) -> Table:
         Column("object", Text, nullable=False),
         Column("data", JSONB, nullable=False),
         Column("headers", JSONB),
-        Column("created_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+        Column(
+            "created_at",
+            DateTime(timezone=True),
+            nullable=False,
+            server_default=text("clock_timestamp()"),
+        ),
     )

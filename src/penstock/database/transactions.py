@@ -1,20 +1,25 @@
-"""The settings that each transaction of ours sets for itself, whatever the role, the database or the last user of a session has set.
+"""Settings that each of our transactions sets itself, whatever role, database or session have set.
 
-A setting of a session would not survive a pooler in transaction mode, and would reach other clients of the pooler.  So
-every setting is local to a transaction, and is sent with its first statement, in the same round trip.
+A setting of a session would not survive a pooler in transaction mode, and would reach other clients
+of the pooler.  So every setting is local to a transaction, and is sent with its first statement, in
+the same round trip.
 
-    search_path    Our statements find nothing but Postgres' own functions, operators and types.  A role
-                   that may create functions in a schema of our search_path could otherwise have them run with our rights:
-                   Postgres prefers a function of exactly the arguments' types to its own more general one.  Our tables are
-                   always named with their schema.
-    jit            Off: compiling a statement of ours takes a hundred times as long as running it, and many servers compile
-                   what an estimate, most often a wrong one of a new table, calls expensive.
-    row_security   A policy that hides rows from us makes the statement fail.  Hidden records would be lost silently.
-    timeouts       Ours instead of the role's or the database's.  One that is shorter than a batch takes would fail it for
-                   ever; without any, a suspended process would keep its locks.
+    search_path    Our statements find nothing but Postgres' own functions, operators and types.  A
+                   role that may create functions in a schema of our search_path could otherwise
+                   have them run with our rights: Postgres prefers a function of exactly the
+                   arguments' types to its own more general one.  Our tables are always named with
+                   their schema.
+    jit            Off: compiling a statement of ours takes a hundred times as long as running it,
+                   and many servers compile what an estimate, most often a wrong one of a new table,
+                   calls expensive.
+    row_security   A policy that hides rows from us makes the statement fail.  Hidden records would
+                   be lost silently.
+    timeouts       Ours instead of the role's or the database's.  One that is shorter than a batch
+                   takes would fail it for ever; without any, a suspended process would keep its
+                   locks.
 
-In a handler's transaction the handler keeps the settings of its role: ``guarded`` sets ours for one statement, and
-restores what was there.
+In a handler's transaction the handler keeps the settings of its role: ``guarded`` sets ours for one
+statement, and restores what was there.
 """
 
 from collections.abc import Mapping
@@ -24,9 +29,11 @@ from functools import cache
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits of a caller that must not wait as long as a worker may.  All in seconds."""
+    """Limits, in seconds, of a caller that must not wait as long as a worker may."""
 
-    connect_s: int = 2  # until a server has accepted a connection; of Postgres 2 at least, as for libpq
+    connect_s: int = (
+        2  # until a server has accepted a connection; of Postgres 2 at least, as for libpq
+    )
     reply_s: float = 1.0  # until Redis has replied
     statement_s: float = 1.0  # longest duration of a statement of ours in Postgres
     lock_s: float = 0.05  # until a statement of ours has a lock
@@ -41,15 +48,16 @@ LOCK_TIMEOUT_S = 60
 """Longest wait of a statement of ours for a lock, in seconds; then it is tried again later."""
 
 REPLY_TIMEOUT_S = 300.0
-"""Longest duration of a statement of ours, in seconds.  The client gives up after the same time of silence: keepalives do
-not notice a pooler that has hung."""
+"""Longest duration of a statement of ours, in seconds.  The client gives up after the same time of
+silence: keepalives do not notice a pooler that has hung."""
 
 WORKER_SILENCE_S = 60.0
-"""Longest silence of Postgres, in seconds, after a statement of a worker's own: none of them takes as long, but a streamer's
-first tick."""
+"""Longest silence of Postgres, in seconds, after a statement of a worker: only a streamer's first
+tick takes as long."""
 
 HANDLER_TIMEOUT_S = 1800.0
-"""Longest duration, and silence, of a statement of a handler, in seconds: it may be long, or wait for a lock."""
+"""Longest duration, and silence, of a handler's statement, in seconds: it may be long, or wait for
+a lock."""
 
 _SEARCH_PATH = "pg_catalog, pg_temp"
 _GUARDED = {"search_path": _SEARCH_PATH, "row_security": "off", "jit": "off"}
@@ -62,58 +70,83 @@ Settings = Mapping[str, str]
 
 @cache
 def own_settings(server_version: int, limits: Timeouts | None = None) -> Settings:
-    """The settings of a transaction that runs statements of ours."""
-    statement_s, lock_s = (limits.statement_s, limits.lock_s) if limits else (REPLY_TIMEOUT_S, LOCK_TIMEOUT_S)
+    """Returns the settings of a transaction that runs our statements."""
+    statement_s, lock_s = (
+        (limits.statement_s, limits.lock_s) if limits else (REPLY_TIMEOUT_S, LOCK_TIMEOUT_S)
+    )
     return {**_GUARDED, **_timeouts(server_version, statement_s, lock_s, SUSPENDED_S)}
 
 
 @cache
 def table_settings(server_version: int) -> Settings:
-    """The settings of a transaction that reads the application's tables: it finds them by the role's search_path.
+    """Returns the settings of a transaction that reads the application's tables.
 
-    It may take long and wait long between two statements, and holds no lock that others wait for.
+    It finds them by the role's search_path.  It may take long and wait long between two statements,
+    and holds no lock that others wait for.
     """
     return {"row_security": "off", **_timeouts(server_version, 0, LOCK_TIMEOUT_S, 0)}
 
 
 @cache
-def handler_settings(server_version: int, idle_s: float, limits: Timeouts | None = None) -> Settings:
-    """The settings of a transaction that calls a handler: timeouts, which a handler may change by ``SET LOCAL``."""
-    statement_s, lock_s = (limits.handler_s, limits.handler_lock_s) if limits else (HANDLER_TIMEOUT_S, 0)
+def handler_settings(
+    server_version: int, idle_s: float, limits: Timeouts | None = None
+) -> Settings:
+    """Returns the settings of a transaction that calls a handler.
+
+    They are timeouts, which a handler may change by ``SET LOCAL``.
+    """
+    statement_s, lock_s = (
+        (limits.handler_s, limits.handler_lock_s) if limits else (HANDLER_TIMEOUT_S, 0)
+    )
     return _timeouts(server_version, statement_s, lock_s, idle_s)
 
 
-def _timeouts(server_version: int, statement_s: float, lock_s: float, idle_s: float) -> dict[str, str]:
-    """The timeouts, in seconds; 0 is none.  A transaction as a whole is not limited: its statements and pauses are."""
-    seconds = {"statement_timeout": statement_s, "lock_timeout": lock_s, "idle_in_transaction_session_timeout": idle_s}
+def _timeouts(
+    server_version: int, statement_s: float, lock_s: float, idle_s: float
+) -> dict[str, str]:
+    """Returns the timeouts, in seconds; 0 is none.
+
+    A transaction as a whole is not limited: its statements and pauses are.
+    """
+    seconds = {
+        "statement_timeout": statement_s,
+        "lock_timeout": lock_s,
+        "idle_in_transaction_session_timeout": idle_s,
+    }
     if server_version >= _TRANSACTION_TIMEOUT_SINCE:
         seconds["transaction_timeout"] = 0
     return {name: f"{round(value * 1000)}ms" for name, value in seconds.items()}
 
 
 def set_local(settings: Settings) -> tuple[bytes, ...]:
-    """Statements for the beginning of a transaction.  They take no snapshot, so it can still import one."""
-    literals = {name: value if name == "search_path" else f"'{value}'" for name, value in settings.items()}
+    """Returns statements for the beginning of a transaction.
+
+    They take no snapshot, so it can still import one.
+    """
+    literals = {
+        name: value if name == "search_path" else f"'{value}'" for name, value in settings.items()
+    }
     return tuple(f"SET LOCAL {name} TO {literal}".encode() for name, literal in literals.items())
 
 
 def set_local_in_one(settings: Settings) -> bytes:
-    """The same as one statement, which takes a snapshot and returns a row."""
+    """Returns the settings as one statement, which takes a snapshot and returns a row."""
     calls = (_SET.format(name, f"'{value}'") for name, value in settings.items())
     return f"SELECT {', '.join(calls)}".encode()
 
 
-def guarded(more: Settings) -> tuple[bytes, bytes]:
-    """The statements before and after one of ours in somebody else's transaction."""
+def guarded(settings: Settings) -> tuple[bytes, bytes]:
+    """Returns the statements before and after one of ours in another's transaction."""
     get = "pg_catalog.current_setting('{}')".format
-    kept = [_SET.format(f"penstock.{name}", get(name)) for name in _GUARDED]
-    own = [_SET.format(name, f"'{value}'") for name, value in {**_GUARDED, **more}.items()]
-    after = [_SET.format(name, get(f"penstock.{name}")) for name in _GUARDED]
-    return f"SELECT {', '.join(kept + own)}".encode(), f"SELECT {', '.join(after)}".encode()
+    saves = [_SET.format(f"penstock.{name}", get(name)) for name in _GUARDED]
+    sets = [_SET.format(name, f"'{value}'") for name, value in {**_GUARDED, **settings}.items()]
+    restores = [_SET.format(name, get(f"penstock.{name}")) for name in _GUARDED]
+    return f"SELECT {', '.join(saves + sets)}".encode(), f"SELECT {', '.join(restores)}".encode()
 
 
 ROLES_SEARCH_PATH = b"SET LOCAL search_path TO DEFAULT"
-"""Names are looked up as the role is set up, from here to the end of the transaction or to ``OUR_SEARCH_PATH``."""
+"""Names are looked up as the role is set up, from here to the end of the transaction or to
+``OUR_SEARCH_PATH``."""
 
 OUR_SEARCH_PATH = f"SET LOCAL search_path TO {_SEARCH_PATH}".encode()
 """Names are looked up in Postgres' own catalog again."""
@@ -131,4 +164,4 @@ _SETTINGS = {
 }
 
 FIX_FORMATS = set_local_in_one(_SETTINGS)
-"""The statement that sets them, for the current transaction."""
+"""Statement that fixes the formats, for the current transaction."""

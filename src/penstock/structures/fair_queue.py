@@ -32,7 +32,8 @@ class _FairQueue(Operations[C]):
         Raises:
             InvalidMessage: A field has a value that a queue cannot take.
             TenantFull: The tenant has as many bytes in the queue as it may have.
-            ServerUnavailable: Redis does not answer; writing a message with the same ``id`` again is safe.
+            ServerUnavailable: Redis does not answer; writing a message with the same ``id`` again
+                is safe.
             ForeignQueue: A key of the queue holds something else.
         """
         [written] = yield from self._shape.write([NewMessage(tenant, payload, **fields)])
@@ -52,7 +53,9 @@ class _FairQueue(Operations[C]):
 
     @both
     def adopt(self, plain: PlainStream) -> Steps[int | None]:
-        """Moves up to 100 entries of a plain stream into the queue; see ``penstock.channels.queue.adoption``.
+        """Moves up to 100 entries of a plain stream into the queue.
+
+        See ``penstock.channels.queue.adoption``.
 
         Returns:
             How many; None once there is nothing left to move or to wait for.
@@ -67,60 +70,69 @@ class _FairQueue(Operations[C]):
 
     @both
     def delete(self, tenant: str, ids: Sequence[str]) -> Steps[list[str]]:
-        """Deletes messages, in whatever state: ``waiting``, ``leased`` (its reader finds the lease stale), ``delayed``, ``dead``.
+        """Deletes messages in any state.
 
         Returns:
-            The state of each; ``unknown`` for those that the queue does not have, or that are another tenant's.
+            The state of each: ``waiting``, ``leased`` (its reader finds the lease stale),
+                ``delayed`` or
+            ``dead``; ``unknown`` for those that the queue does not have, or that are another
+                tenant's.
         """
         shard = self._shape.shard_for(tenant)
-        return (yield from self._run(shard, shard.delete(ids, checked_text("tenant", tenant)), "deleting"))
+        return (
+            yield from self._run(
+                shard, shard.delete(ids, checked_text("tenant", tenant)), "deleting"
+            )
+        )
 
     @both
     def limit(self, tenant: str, limits: TenantLimits | None) -> Steps[None]:
-        """Limits a tenant from now on, what waits included; None gives it the default again."""
+        """Limits a tenant from now on, waiting messages included; None restores the default."""
         shard = self._shape.shard_for(checked_text("tenant", tenant))
         yield from self._run(shard, shard.limit(tenant, limits), "limiting")
 
     @both
     def limit_all(self, limits: TenantLimits | None) -> Steps[None]:
-        """Limits each tenant that has no limits of its own; a pause is one for all."""
+        """Limits each tenant without its own limits; a pause then pauses all of them."""
         for shard in self._shape.shards:
             yield from self._run(shard, shard.limit("", limits), "limiting")
 
     @both
     def dead_letters(self, count: int = 100) -> Steps[list[DeadMessage]]:
-        """Dead letters, the oldest of each shard first."""
-        found: list[DeadMessage] = []
+        """Returns dead letters, the oldest of each shard first."""
+        letters: list[DeadMessage] = []
         for shard in self._shape.shards:
-            found += yield from self._run(shard, shard.dead(count), "browsing dead letters of")
-        return sorted(found, key=lambda each: each.died_ms)[:count]
+            letters += yield from self._run(shard, shard.dead(count), "browsing dead letters of")
+        return sorted(letters, key=lambda letter: letter.died_ms)[:count]
 
     @both
     def redrive(self, dead: Sequence[DeadMessage]) -> Steps[int]:
-        """Brings dead letters back, each to the end of its tenant's line; returns how many."""
+        """Returns dead letters to the end of their tenants' lines; returns how many."""
         redriven = 0
         for shard in self._shape.shards:
-            if ids := [each.message.id for each in dead if each.message.shard == shard.number]:
+            if ids := [
+                letter.message.id for letter in dead if letter.message.shard == shard.number
+            ]:
                 redriven += yield from self._run(shard, shard.redrive(ids), "redriving")
         return redriven
 
     @both
     def stats(self) -> Steps[QueueStats]:
-        """The queue's numbers; those of each shard are of one moment."""
+        """Returns the queue's numbers; those of each shard are of one moment."""
         return (yield from self._stats())
 
     def _stats(self) -> Steps[QueueStats]:
-        found: list[Mapping[str, int]] = []
+        shard_stats: list[Mapping[str, int]] = []
         for shard in self._shape.shards:
-            found += [(yield from self._run(shard, shard.stats(), "inspecting"))]
-        return sum_stats(found)
+            shard_stats += [(yield from self._run(shard, shard.stats(), "inspecting"))]
+        return sum_stats(shard_stats)
 
     @both
     def explain(self, tenant: str, id_: str) -> Steps[Explanation | None]:
-        """State of a message, and the reason why it waits; None if the queue does not have it."""
+        """Returns the state of a message, and why it waits; None if the queue does not have it."""
         shard = self._shape.shard_for(tenant)
-        found = yield from self._run(shard, shard.explain(id_), "inspecting")
-        return None if found is None else explanation(id_, found)
+        facts = yield from self._run(shard, shard.explain(id_), "inspecting")
+        return None if facts is None else explanation(id_, facts)
 
     @both
     def check(self) -> Steps[None]:
@@ -130,18 +142,19 @@ class _FairQueue(Operations[C]):
             ForeignQueue: A key holds something else; the error names it.
         """
         for shard in self._shape.shards:
-            for key, found in (yield from foreign_keys(shard.keys, shard.streams)).items():
+            for key, type_found in (yield from foreign_keys(shard.keys, shard.streams)).items():
                 kind = shard.keys.types(shard.streams)[key]
                 raise ForeignQueue(
-                    f"{key} holds a {found}, not a {kind}: rename it, and the queue rebuilds what it can"
+                    f"{key} holds a {type_found}, not a {kind}: rename it, and the queue rebuilds "
+                    "what it can"
                 )
 
-    def _run(self, shard: QueueShard, steps: Steps[T], what: str) -> Steps[T]:
-        return translated(steps, f"{what} queue {self.name}/{shard.number}")
+    def _run(self, shard: QueueShard, steps: Steps[T], activity: str) -> Steps[T]:
+        return translated(steps, f"{activity} queue {self.name}/{shard.number}")
 
 
 class FairQueue(_FairQueue[RedisClient], BlockingClient):
-    """A queue in Redis: tenants take turns, nothing is lost, and a message is one reader's at a time.
+    """A queue in Redis: tenants take turns, nothing is lost, and a message has one reader.
 
     It may be used by several threads.
     """
@@ -159,24 +172,30 @@ class FairQueue(_FairQueue[RedisClient], BlockingClient):
         """Sets up; nothing is sent.
 
         Args:
-            client: A client of redis-py, best from ``connect_redis``: one with retries of its own repeats writes that need
-                no repetition, which is harmless.
+            client: A client of redis-py, best from ``connect_redis``: one with retries of its own
+                repeats writes that need no repetition, which is harmless.
             name: Name of the queue, 1 to 63 characters of ``a-z 0-9 _ . -``.
-            streams: Number of streams, up to 256.  With more, the queue grows at once; with fewer, it shrinks when the
-                surplus ones are empty.
-            hand: Number of streams that hold the messages of one tenant; by default 4, or all if there are fewer.
-            shards: Parts that can be on different servers of a Cluster; the tenant decides.  Fixed for the queue's life.
+            streams: Number of streams, up to 256.  With more, the queue grows at once; with fewer,
+                it shrinks when the surplus ones are empty.
+            hand: Number of streams that hold the messages of one tenant; by default 4, or all if
+                there are fewer.
+            shards: Parts that can be on different servers of a Cluster; the tenant decides.  Fixed
+                for the queue's life.
             namespace: First part of each key.
 
         Raises:
             DeclarationError: The name or a number is out of range.
         """
         self._client, self.name = client, name
-        self._shape = QueueShape(name, streams=streams, hand=hand, shards=shards, namespace=namespace)
+        self._shape = QueueShape(
+            name, streams=streams, hand=hand, shards=shards, namespace=namespace
+        )
 
     @classmethod
     def connect(cls, url: str, name: str, **shape: Any) -> Self:
-        """A queue at a URL of Redis: see ``penstock.channels.redis_urls``; ``shape`` is as of the constructor.
+        """Returns a queue at a URL of Redis: see ``penstock.channels.redis_urls``.
+
+        ``shape`` is as of the constructor.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -185,7 +204,7 @@ class FairQueue(_FairQueue[RedisClient], BlockingClient):
         return cls(connect_redis(url), name, **shape)
 
     def reader(self, name: str = "", **options: Any) -> QueueReader:
-        """A reader; ``options`` are those of ``QueueReader``.
+        """Returns a reader; ``options`` are those of ``QueueReader``.
 
         Args:
             name: Name of the worker, for people; a random part is added.
@@ -194,22 +213,24 @@ class FairQueue(_FairQueue[RedisClient], BlockingClient):
         return QueueReader(self._client, self._shape, worker=worker_name(name), **options)
 
     def __len__(self) -> int:
-        """Messages that wait, are leased or are delayed."""
+        """Returns the number of messages that wait, are leased or are delayed."""
         return self.stats().length
 
     def __bool__(self) -> bool:
-        """True, also if the queue is empty."""
+        """Returns True, also if the queue is empty."""
         return True
 
 
 class AsyncFairQueue(_FairQueue[AsyncRedisClient], AsyncClient):
     """As ``FairQueue``, for asyncio.
 
-    Waiting takes no thread.  The heartbeat of a reader has one, for all its leases: an event loop that is busy does not lose
-    them.
+    Waiting takes no thread.  The heartbeat of a reader has one, for all its leases: an event loop
+    that is busy does not lose them.
     """
 
-    def __init__(self, client: AsyncRedisClient, heartbeat: RedisClient, name: str, **shape: Any) -> None:
+    def __init__(
+        self, client: AsyncRedisClient, heartbeat: RedisClient, name: str, **shape: Any
+    ) -> None:
         """Sets up; nothing is sent.
 
         Args:
@@ -226,7 +247,7 @@ class AsyncFairQueue(_FairQueue[AsyncRedisClient], AsyncClient):
 
     @classmethod
     def connect(cls, url: str, name: str, **shape: Any) -> Self:
-        """As ``FairQueue.connect``."""
+        """Returns a queue as ``FairQueue.connect``."""
         return cls(connect_redis_async(url), connect_redis(url), name, **shape)
 
     async def aclose(self) -> None:
@@ -235,6 +256,8 @@ class AsyncFairQueue(_FairQueue[AsyncRedisClient], AsyncClient):
         await super().aclose()
 
     def reader(self, name: str = "", **options: Any) -> AsyncQueueReader:
-        """As ``FairQueue.reader``."""
+        """Returns a reader as ``FairQueue.reader``."""
         heartbeat = self._heartbeat
-        return AsyncQueueReader(self._client, self._shape, heartbeat=heartbeat, worker=worker_name(name), **options)
+        return AsyncQueueReader(
+            self._client, self._shape, heartbeat=heartbeat, worker=worker_name(name), **options
+        )

@@ -3,18 +3,23 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from penstock.channels.log.arguments import check_choice, check_number, check_seconds, name_and_shards
+from penstock.channels.log.arguments import (
+    check_choice,
+    check_number,
+    check_seconds,
+    name_and_shards,
+)
 from penstock.declaring.kinds import MAX_SHARDS, LogChannel, checked_channel, checked_name
 from penstock.errors import InvalidLogCall
 from penstock.records import Shard, ShardName, checked_schema
 
 MAX_PENDING = 100_000
-"""The largest ``max_pending``: so many are looked at when the cursor is moved."""
+"""Largest ``max_pending``: moving the cursor reads that many records."""
 
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 30 * 86_400.0
 
 Start = Literal["first", "last"]
-"""Start of a new group: at the first record that the log has, or after the last one."""
+"""Start of a new group: at the log's first record, or after its last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,13 @@ class GroupOptions:
         shards: Number of the log's shards.
         namespace: First part of the keys.
         start: Where the group begins if there is none yet; None: it must exist.
-        retry_s: Records that are not acknowledged are delivered again after so many seconds; None: nothing is acknowledged,
-            and each record is delivered at most once.
-        expire_s: Records that are not acknowledged so many seconds after the first delivery are dropped; None: never.
+        retry_s: Records that are not acknowledged are delivered again after so many seconds; None:
+            nothing is acknowledged, and each record is delivered at most once.
+        expire_s: Records that are not acknowledged so many seconds after the first delivery are
+            dropped; None: never.
         max_pending: With so many unacknowledged records, a shard gives no new ones.
-        evicted: What a read does at records that were evicted: ``refuse`` raises ``Gap``, ``skip`` goes on and reports them.
+        evicted: What a read does at records that were evicted: ``refuse`` raises ``Gap``, ``skip``
+            goes on and reports them.
     """
 
     log: str
@@ -45,7 +52,7 @@ class GroupOptions:
     evicted: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
-        """Checks them."""
+        """Checks the options."""
         checked_channel(self.log)
         checked_name(self.group, "group")
         checked_schema(self.namespace, "namespace")
@@ -61,7 +68,7 @@ class GroupOptions:
 
     @classmethod
     def make(cls, log: LogChannel | str, group: str, options: dict[str, Any]) -> Self:
-        """The options for a channel of a pipeline, which has a number of shards, or for the name of a log.
+        """Returns the options for a channel of a pipeline, or for the name of a log.
 
         Raises:
             InvalidName: A name or the namespace is not valid.
@@ -72,7 +79,7 @@ class GroupOptions:
         return cls(name, group, **{"shards": shards, **options})
 
     def shard(self, number: int) -> ShardName:
-        """One of the log's shards.
+        """Returns one of the log's shards.
 
         Raises:
             InvalidLogCall: It has no such shard.
@@ -82,5 +89,5 @@ class GroupOptions:
 
     @property
     def most(self) -> int | None:
-        """Most that may be pending; None if nothing is acknowledged."""
+        """Returns the limit of pending records; None if nothing is acknowledged."""
         return None if self.retry_s is None else self.max_pending

@@ -1,4 +1,4 @@
-"""Replies of a group's scripts, and the errors that they stand for."""
+"""Replies of a group's scripts, and the errors in them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from penstock.records import Offset, OffsetRange, Record, ShardName
 
 @dataclass(frozen=True, slots=True)
 class Taken(Sequence[Record]):
-    """The records that a reader of a group has taken: a sequence of them, of one shard after the other.
+    """Records that a reader of a group has taken, one shard after the other.
 
     Attributes:
         records: The records.
@@ -56,7 +56,8 @@ class GroupState:
 
     Attributes:
         next_offset: The offset that is read next; None if the group has not begun.
-        first: Offset of the first record that the log still has; one past ``tail`` if there is none.
+        first: Offset of the first record that the log still has; one past ``tail`` if there is
+            none.
         tail: The last offset ever given.
         pending: Records that were delivered and not acknowledged yet.
         due: Those of them that the next read delivers again, or drops.
@@ -81,7 +82,7 @@ class GroupState:
     rewound: int
 
     def available(self, most: int | None) -> int:
-        """Records that a read would take if it could take all of them.
+        """Returns the number of records that an unlimited read would take.
 
         Args:
             most: Most that may be pending; None if records are not acknowledged.
@@ -94,10 +95,11 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class ShardRead:
-    """Records that one call has taken from a shard."""
+    """Records that one call took from a shard."""
 
     taken: Taken  # the records
-    # no record after this one was looked for and not found; None if there may be some that are not read
+    # no record after this one was looked for and not found; None if there may be some that are not
+    # read
     after: Offset | None
     due_in_s: float | None  # seconds until a pending record is due; None if none is pending
     error: PenstockError | None = None  # why an entry that was taken cannot be read
@@ -105,33 +107,44 @@ class ShardRead:
 
 
 def parse_state(reply: Any, shard: ShardName, group: str) -> GroupState:
-    """The state of a group.  Raises ``ForeignLog``."""
+    """Returns the state of a group.  Raises ``ForeignLog``."""
     if reply[0] != b"group":
         raise _make_error(reply, shard, group)
-    at, first, tail, wait, pending, due, *counts = map(int, reply[1:])
-    return GroupState(Offset(at) if at else None, Offset(first), Offset(tail), pending, due, _seconds(wait), *counts)
+    next_offset, first, tail, wait, pending, due, *counts = map(int, reply[1:])
+    return GroupState(
+        Offset(next_offset) if next_offset else None,
+        Offset(first),
+        Offset(tail),
+        pending,
+        due,
+        _seconds(wait),
+        *counts,
+    )
 
 
 def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
-    """The records that were taken.
+    """Returns the records that were taken.
 
-    Raises ``Gap``, ``LogDiverged``, ``GroupLost``, ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing``.
+    Raises ``Gap``, ``LogDiverged``, ``GroupLost``, ``ForeignLog``, ``DamagedEntry`` or
+    ``CodecMissing``.
     """
     if reply[0] != b"taken":
         raise _make_error(reply, shard, group)
-    _, at, tail, wait, is_full, dropped, missed, *items = reply
+    _, next_offset, tail, wait, is_full, dropped, missed, *items = reply
     records, deliveries, error = _parse_items(items, shard)
     if error is not None and not records:
         raise error
-    taken = Taken(records, deliveries, _ranges(shard, missed), _ranges(shard, dropped))
+    records_taken = Taken(records, deliveries, _ranges(shard, missed), _ranges(shard, dropped))
     is_at_end = tail >= 0 and not is_full
-    after = Offset(max(int(tail), int(at) - 1)) if is_at_end else None
+    empty_after = Offset(max(int(tail), int(next_offset) - 1)) if is_at_end else None
     size = sum(len(value) for item in items for value in item[1])
-    return ShardRead(taken, after, _seconds(int(wait)), error, size)
+    return ShardRead(records_taken, empty_after, _seconds(int(wait)), error, size)
 
 
-def _parse_items(items: Sequence[Any], shard: ShardName) -> tuple[Records[Any], tuple[int, ...], PenstockError | None]:
-    """The records; an entry that cannot be read does not cost those of the others."""
+def _parse_items(
+    items: Sequence[Any], shard: ShardName
+) -> tuple[Records[Any], tuple[int, ...], PenstockError | None]:
+    """Returns the records; an unreadable entry does not affect the records of others."""
     parts: list[Records[Any]] = []
     deliveries: list[int] = []
     error: PenstockError | None = None
@@ -140,8 +153,8 @@ def _parse_items(items: Sequence[Any], shard: ShardName) -> tuple[Records[Any], 
         if fields:
             try:
                 entry = parse_entries(shard, [(entry_id, fields)])
-            except (ForeignLog, CodecMissing) as found:
-                entry, error = Records(), error or found
+            except (ForeignLog, CodecMissing) as unreadable:
+                entry, error = Records(), error or unreadable
         if entry:
             part = entry.after(Offset(first - 1))[: last - first + 1]
             parts.append(part)
@@ -151,7 +164,8 @@ def _parse_items(items: Sequence[Any], shard: ShardName) -> tuple[Records[Any], 
 
 def _ranges(shard: ShardName, flat: Sequence[int]) -> tuple[OffsetRange, ...]:
     return tuple(
-        OffsetRange(shard, Offset(first), Offset(last)) for first, last in zip(flat[::2], flat[1::2], strict=True)
+        OffsetRange(shard, Offset(first), Offset(last))
+        for first, last in zip(flat[::2], flat[1::2], strict=True)
     )
 
 
@@ -160,42 +174,49 @@ def _seconds(milliseconds: int) -> float | None:
 
 
 def _make_error(reply: Any, shard: ShardName, group: str) -> PenstockError:
-    where = f"group {group} of {shard}"
+    place = f"group {group} of {shard}"
     match reply:
         case [b"evicted", int(first), int(last)]:
             return Gap(
-                f"{where}: the records at {first}-{last} were evicted before the group was done with them; nothing was read. "
+                f"{place}: the records at {first}-{last} were evicted before the group was done "
+                "with them; nothing was read. "
                 f"Go on without them: evicted='skip', or rewind({shard.shard}, 'first')"
             )
         case [b"lost"]:
             return GroupLost(
-                f"{where}: Redis has no such group. It was deleted, or Redis was emptied. "
+                f"{place}: Redis has no such group. It was deleted, or Redis was emptied. "
                 "Begin it again: rewind(shard, 'first'), 'last' or an offset, for each shard"
             )
         case [b"codec", entry_id, fields]:
             return _make_codec_error(shard, entry_id, fields)
         case [b"behind" | b"differs" | b"rewound" as word, *places]:
-            return LogDiverged(f"{where}: {_describe_divergence(word, *places, shard=shard)}")
+            return LogDiverged(f"{place}: {_describe_divergence(word, *places, shard=shard)}")
         case _:
-            found = as_text(reply[1]) if len(reply) > 1 else "an unknown reply"
-            return ForeignLog(f"{where}: {found}: not written by Penstock. Find out what writes to its keys")
+            content = as_text(reply[1]) if len(reply) > 1 else "an unknown reply"
+            return ForeignLog(
+                f"{place}: {content}: not written by Penstock. Find out what writes to its keys"
+            )
 
 
 def _describe_divergence(word: bytes, *places: int, shard: ShardName) -> str:
     match word, places:
         case b"behind", [tail, offset]:
             return (
-                f"the group has read up to {offset}, and the log ends at {tail}: it has lost its end; nothing was read. "
-                f"A streamer replays it. If nothing does: rewind({shard.shard}, 'last'), or to an offset"
+                f"the group has read up to {offset}, and the log ends at {tail}: it has lost its "
+                "end; nothing was read. "
+                f"A streamer replays it. If nothing does: rewind({shard.shard}, 'last'), or to an "
+                "offset"
             )
         case b"rewound", [before, after, epoch]:
             return (
-                f"epoch {epoch} of the log has other records from {after} on, and the group had read up to {before - 1}: "
+                f"epoch {epoch} of the log has other records from {after} on, and the group had "
+                f"read up to {before - 1}: "
                 f"its cursor is at {after} again. The next read goes on there"
             )
         case _:
             return (
-                f"the log has another record at {places[0]} than the group has read there, or is another log; nothing was read. "
+                f"the log has another record at {places[0]} than the group has read there, or is "
+                "another log; nothing was read. "
                 f"Find out since which offset, and rewind({shard.shard}, offset), or 'first'"
             )
 
@@ -209,7 +230,7 @@ def _make_codec_error(shard: ShardName, entry_id: bytes, fields: Sequence[bytes]
 
 
 def parse_moved(reply: Any, shard: ShardName, group: str) -> Offset:
-    """The offset that is read next.  Raises ``ForeignLog``."""
+    """Returns the offset that is read next.  Raises ``ForeignLog``."""
     if reply[0] != b"moved":
         raise _make_error(reply, shard, group)
     return Offset(reply[1])

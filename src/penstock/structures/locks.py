@@ -9,21 +9,35 @@ from penstock.channels.commands import AsyncRedisClient, RedisClient
 from penstock.channels.driving import Asynchronous, Blocking, Steps, both
 from penstock.errors import LockBusy, PenstockError, StaleLease
 from penstock.structures.calls import Text, checked_ms
-from penstock.structures.pins import Granted, GrowingPause, LockName, LockRefusal, PinOperations, lock_name, shown
+from penstock.structures.pins import (
+    Granted,
+    GrowingPause,
+    LockName,
+    LockRefusal,
+    PinOperations,
+    lock_name,
+    shown,
+)
 
 C = TypeVar("C")
 G = TypeVar("G")
 
 
 class _Grant(Generic[C]):
-    """The operations of a holder.
+    """Operations of a holder.
 
     Attributes:
         number: The fencing number: higher than that of every grant before.
     """
 
     def __init__(
-        self, client: C, operations: PinOperations, lock: LockName, number: int, asked_at: float, lease_s: float
+        self,
+        client: C,
+        operations: PinOperations,
+        lock: LockName,
+        number: int,
+        asked_at: float,
+        lease_s: float,
     ) -> None:
         self._client, self._operations, self._lock = client, operations, lock
         self.number, self.lease_s = number, lease_s
@@ -31,12 +45,12 @@ class _Grant(Generic[C]):
 
     @property
     def left_s(self) -> float:
-        """Seconds for which the lock is held at least, unless Redis loses it; 0 if it may be over."""
+        """Returns the seconds for which the lock is held, unless Redis loses it; 0 if unsure."""
         return max(0.0, self._until - monotonic())
 
     @both
     def renew(self, lease_s: float | None = None) -> Steps[None]:
-        """Lets the lock be held for another lease from now.
+        """Extends the lock by another lease from now.
 
         Args:
             lease_s: Length of the lease in seconds; None is that of the lock.
@@ -53,16 +67,17 @@ class _Grant(Generic[C]):
 
     @both
     def release(self) -> Steps[bool]:
-        """Releases the lock, unless it is somebody else's by now.  Returns whether it was still held.
+        """Releases the lock, unless another holder has it; returns whether it was still held.
 
         Raises as ``FencedLock.try_acquire``.
         """
         return (yield from self._operations.unlock(self._lock))
 
     def lost(self) -> StaleLease:
-        """The error of a lock whose lease has ended."""
+        """Returns the error of a lock whose lease has ended."""
         return StaleLease(
-            f"{self._operations.name}: the lease of the lock {shown(self._lock.record[2:])} has ended; somebody else may hold it. "
+            f"{self._operations.name}: the lease of the lock {shown(self._lock.record[2:])} has "
+            "ended; somebody else may hold it. "
             "Raise lease_s, or renew() it while the work goes on"
         )
 
@@ -88,15 +103,16 @@ class _FencedLock(Generic[C, G]):
 
     @both
     def try_acquire(self, *, above: int = 0) -> Steps[G | None]:
-        """Takes the lock if nobody holds it; None if somebody does.
+        """Takes the lock; returns None if another holder has it.
 
         Args:
-            above: The highest fencing number that the protected thing has seen; the new one is higher, even if Redis has lost
-                its counter and its clock was set back.
+            above: The highest fencing number that the protected thing has seen; the new one is
+                higher, even if Redis has lost its counter and its clock was set back.
 
         Raises:
             InvalidStructureCall: ``above`` is out of range.
-            ServerUnavailable: Redis does not answer; the lock may be held until the lease ends, by nobody.
+            ServerUnavailable: Redis does not answer; the lock may be held until the lease ends, by
+                nobody.
             AppendRefused: Redis refuses it.
             ForeignStructure: A key holds another type.
         """
@@ -104,7 +120,7 @@ class _FencedLock(Generic[C, G]):
 
     @both
     def acquire(self, wait_s: float, *, above: int = 0) -> Steps[G]:
-        """Takes the lock, and waits for it.  Those who wait get it in no particular order.
+        """Takes the lock, waiting if necessary; waiters get it in no particular order.
 
         Args:
             wait_s: How long to wait, in seconds.
@@ -117,7 +133,8 @@ class _FencedLock(Generic[C, G]):
         grant = yield from self._take(wait_s, above)
         if grant is None:
             raise LockBusy(
-                f"{self._operations.name}: somebody else holds the lock {shown(self.name)}, and has not released it within "
+                f"{self._operations.name}: somebody else holds the lock {shown(self.name)}, and "
+                "has not released it within "
                 f"{wait_s:g} s. Raise wait_s, or try again later"
             )
         return grant
@@ -126,21 +143,23 @@ class _FencedLock(Generic[C, G]):
         lock, pause = lock_name(self.name), GrowingPause(wait_s)
         while True:
             asked_at = monotonic()
-            found = yield from try_lock(self._operations, lock, self.lease_s, above)
-            if isinstance(found, Granted):
-                return self._grant(self._client, self._operations, lock, found.number, asked_at, self.lease_s)
-            step = pause.next(found.left_s)
+            reply = yield from try_lock(self._operations, lock, self.lease_s, above)
+            if isinstance(reply, Granted):
+                return self._grant(
+                    self._client, self._operations, lock, reply.number, asked_at, self.lease_s
+                )
+            step = pause.next(reply.left_s)
             if step is None:
                 return None
             yield step
 
 
 class FencedLock(_FencedLock[RedisClient, Grant], Blocking):
-    """A lock that one holder has at a time, for the time of a lease.
+    """A lock that one holder has at a time, for the duration of a lease.
 
-    A lease may end while its holder is paused, and another holder may then take the lock.  Therefore each holder gets a
-    number, higher than that of any holder before: whatever the lock protects refuses a number that is lower than one that it
-    has seen.  Made by ``PinnedKeys.lock``.
+    A lease may end while its holder is paused, and another holder may then take the lock.
+    Therefore each holder gets a number, higher than that of any holder before: whatever the lock
+    protects refuses a number that is lower than one that it has seen.  Made by ``PinnedKeys.lock``.
     """
 
     _grant = Grant
@@ -150,7 +169,8 @@ class FencedLock(_FencedLock[RedisClient, Grant], Blocking):
         """Holds the lock for a ``with`` block.
 
         Raises:
-            StaleLease: At the end of the block: the lease had ended before, and nothing else went wrong.
+            StaleLease: At the end of the block: the lease had ended before, and nothing else went
+                wrong.
             PenstockError: As ``acquire``.
         """
         grant = self.acquire(wait_s, above=above)
@@ -165,7 +185,10 @@ class FencedLock(_FencedLock[RedisClient, Grant], Blocking):
 
 
 class AsyncFencedLock(_FencedLock[AsyncRedisClient, AsyncGrant], Asynchronous):
-    """As ``FencedLock``, for asyncio.  A request that is cancelled releases what it may have been granted."""
+    """As ``FencedLock``, for asyncio.
+
+    A cancelled request releases what it may have been granted.
+    """
 
     _grant = AsyncGrant
 
@@ -183,8 +206,10 @@ class AsyncFencedLock(_FencedLock[AsyncRedisClient, AsyncGrant], Asynchronous):
             raise grant.lost()
 
 
-def try_lock(operations: PinOperations, lock: LockName, lease_s: float, above: int = 0) -> Steps[Granted | LockRefusal]:
-    """Takes a lock unless somebody holds it; a caller that is cancelled or interrupted leaves none behind."""
+def try_lock(
+    operations: PinOperations, lock: LockName, lease_s: float, above: int = 0
+) -> Steps[Granted | LockRefusal]:
+    """Takes a lock unless it is held; a cancelled or interrupted caller leaves none behind."""
     try:
         return (yield from operations.lock(lock, lease_s, above))
     except Exception:
@@ -196,6 +221,6 @@ def try_lock(operations: PinOperations, lock: LockName, lease_s: float, above: i
 
 
 def unlock(operations: PinOperations, lock: LockName) -> Steps[None]:
-    """Releases a lock after an error, which it does not replace."""
+    """Releases a lock after an error, and does not replace that error."""
     with suppress(PenstockError):
         yield from operations.unlock(lock)

@@ -22,7 +22,7 @@ MAX_RANGES = 500
 
 
 class _LogGroup(Operations[C]):
-    """The operations of one reader of a group."""
+    """Operations of one reader of a group."""
 
     def __init__(self, client: C, log: LogChannel | str, group: str, **options: Any) -> None:
         """Sets up; nothing is sent.
@@ -44,7 +44,7 @@ class _LogGroup(Operations[C]):
 
     @classmethod
     def connect(cls, url: str, log: LogChannel | str, group: str, **options: Any) -> Self:
-        """A reader at a URL of Redis: see ``penstock.channels.redis_urls``.
+        """Returns a reader at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -54,36 +54,39 @@ class _LogGroup(Operations[C]):
 
     @both
     def read(self, count: int = 100, *, block_s: float = 0.0) -> Steps[Taken]:
-        """The next records for this reader, in the order of their offsets within a shard.
+        """Returns the next records for this reader, in the order of offsets within a shard.
 
-        First those that are due again, then new ones.  While other readers wait, this is a share of what is there.
-        After 8 MiB of entries they are fewer; the entry that reaches this is still taken.
+        Records that are due again come first, then new ones.  While other readers wait, this is a
+        share of the available records.  It ends with the entry that reaches 8 MiB of entries.
 
         Args:
             count: Most records, at most 1,000.
-            block_s: How long to wait for the first one, in seconds, after the readers that wait already.
+            block_s: How long to wait for the first one, in seconds, after the readers that wait
+                already.
 
         Raises:
             Gap: The next records were evicted, and ``evicted`` is ``refuse``; nothing was read.
             LogDiverged: The log is not the one that the group has read; nothing was read.
             GroupLost: The group is gone, or does not exist and ``start`` is None.
-            ServerUnavailable: Redis does not answer; without ``retry_s``, records that it has given are lost.
+            ServerUnavailable: Redis does not answer; without ``retry_s``, records in its reply are
+                lost.
             AppendRefused: Redis takes no writes.
             ForeignLog: A key holds something else.
             DamagedEntry: An entry cannot be read.  It was taken: its text names the offsets.
             CodecMissing: The library is not installed; nothing was read.
-            InvalidLogCall: ``count`` is out of range, or the log has more shards than the group was given: looked up at the first read, and once a
-                minute after it.
+            InvalidLogCall: ``count`` is out of range, or the log has more shards than the group:
+                checked at the first read, and once a minute after it.
         """
-        with redis_errors(self._what("reading")):
+        with redis_errors(self._describe("reading")):
             return (yield from self._reader.read(count, block_s))
 
     @both
     def acknowledge(self, records: Iterable[Record]) -> Steps[int]:
-        """The work on these records is done: they are not delivered again.
+        """Marks records as done: they are not delivered again.
 
         Returns:
-            How many were pending.  The others were acknowledged before, have expired, or were never delivered.
+            How many were pending.  The others were acknowledged before, have expired, or were never
+                delivered.
 
         Raises:
             ServerUnavailable: Redis does not answer; acknowledging again is safe.
@@ -94,8 +97,12 @@ class _LogGroup(Operations[C]):
         return acknowledged
 
     @both
-    def acknowledge_offsets(self, shard: int, *offsets: int | tuple[int, int] | OffsetRange) -> Steps[int]:
-        """As ``acknowledge``, by offsets of a shard, and by first and last offset of ranges: ``acknowledge_offsets(0, 7, (9, 12))``.
+    def acknowledge_offsets(
+        self, shard: int, *offsets: int | tuple[int, int] | OffsetRange
+    ) -> Steps[int]:
+        """Acknowledges offsets of a shard, and ranges by their first and last offset.
+
+        As ``acknowledge``; an example is ``acknowledge_offsets(0, 7, (9, 12))``.
 
         Raises:
             ServerUnavailable: Redis does not answer; acknowledging again is safe.
@@ -106,20 +113,24 @@ class _LogGroup(Operations[C]):
     def _acknowledge(self, shard: int, ranges: Sequence[tuple[int, int]]) -> Steps[int]:
         _, due, pending = self._reader.shards[self.options.shard(shard)].ledger
         acknowledged = 0
-        for at in range(0, len(ranges), MAX_RANGES):
-            flat = [offset for each in ranges[at : at + MAX_RANGES] for offset in each]
-            reply = yield from self._call("acknowledge", Call((due, pending), flat), "acknowledging for")
+        for begin in range(0, len(ranges), MAX_RANGES):
+            flat = [offset for span in ranges[begin : begin + MAX_RANGES] for offset in span]
+            reply = yield from self._call(
+                "acknowledge", Call((due, pending), flat), "acknowledging for"
+            )
             acknowledged += int(reply[1])
         return acknowledged
 
     @both
     def rewind(self, shard: int, to: int | Start) -> Steps[Offset]:
-        """Moves the group in a shard, or begins it there; what was pending from there on is forgotten, as it comes again.
+        """Moves the group in a shard, or begins it there.
+
+        Pending records from there on are forgotten, as they come again.
 
         Args:
             shard: Number of the shard.
-            to: The offset that is read next, which may be a future one; ``first``: the first record that the log has;
-                ``last``: what comes after its last one.
+            to: The offset that is read next, which may be a future one; ``first``: the first record
+                of the log; ``last``: the record after its last one.
 
         Returns:
             The offset that is read next.
@@ -135,17 +146,19 @@ class _LogGroup(Operations[C]):
             check_number("to", to)
         keys = self._reader.shards[name]
         call = Call((keys.log.stream, keys.log.epoch, keys.cursor, *keys.ledger), (to,))
-        return parse_moved((yield from self._call("move", call, "rewinding")), name, self.options.group)
+        return parse_moved(
+            (yield from self._call("move", call, "rewinding")), name, self.options.group
+        )
 
     @both
     def states(self) -> Steps[dict[ShardName, GroupState]]:
-        """The group in each shard; changes nothing.
+        """Returns the group's state in each shard; changes nothing.
 
         Raises:
             ServerUnavailable: Redis does not answer.
             ForeignLog: A key holds something else.
         """
-        with redis_errors(self._what("inspecting")):
+        with redis_errors(self._describe("inspecting")):
             return (yield from self._reader.states(whole=True))
 
     @both
@@ -156,35 +169,38 @@ class _LogGroup(Operations[C]):
             ServerUnavailable: Redis does not answer; repeating it is safe.
         """
         for keys in self._reader.shards.values():
-            with redis_errors(self._what("deleting")):
+            with redis_errors(self._describe("deleting")):
                 yield _deletion(keys.own())
 
-    def _call(self, name: str, call: Call, what: str) -> Steps[Any]:
-        with redis_errors(self._what(what)):
+    def _call(self, name: str, call: Call, activity: str) -> Steps[Any]:
+        with redis_errors(self._describe(activity)):
             [reply] = yield from script(f"log/group/{name}").checked_steps([call])
         return reply
 
-    def _what(self, what: str) -> str:
-        return f"{what} group {self.options.group} of {self.options.log}"
+    def _describe(self, activity: str) -> str:
+        return f"{activity} group {self.options.group} of {self.options.log}"
 
 
 class LogGroup(_LogGroup[RedisClient], BlockingClient):
     """One reader of a group; it is for one thread, and also a context manager.
 
-    The group's position is in Redis, in each shard of the log, and moves with the read.  Readers in any number of processes
-    that name the same log and group share the records.  All of them name the same options.
+    The group's position is in Redis, in each shard of the log, and moves with the read.  Readers in
+    any number of processes that name the same log and group share the records.  All of them name
+    the same options.
 
-    Without ``retry_s`` each record is delivered at most once: it is lost with a reader that dies, or whose connection
-    fails, before it has done the work.  With ``retry_s`` it is delivered at least once: again, until it is acknowledged.
+    Without ``retry_s`` each record is delivered at most once: it is lost with a reader that dies,
+    or whose connection fails, before it has done the work.  With ``retry_s`` it is delivered at
+    least once: again, until it is acknowledged.
     """
 
 
 class AsyncLogGroup(_LogGroup[AsyncRedisClient], AsyncClient):
     """As ``LogGroup``, for asyncio; one task at a time uses it.
 
-    A ``read`` that is cancelled may have taken records.  With ``retry_s`` they are delivered again; without it they are lost,
-    as each record is then delivered at most once.  To wait for a limited time, pass ``block_s``: that loses nothing.
-    A reader that was cancelled while it waited keeps its place in the line for 1.5 seconds.
+    A ``read`` that is cancelled may have taken records.  With ``retry_s`` they are delivered again;
+    without it they are lost, as each record is then delivered at most once.  To wait for a limited
+    time, pass ``block_s``: that loses nothing.  A reader that was cancelled while it waited keeps
+    its place in the line for 1.5 seconds.
     """
 
 
@@ -193,28 +209,33 @@ def _deletion(keys: Sequence[str]) -> Request:
 
 
 def _find_ranges(records: Iterable[Record]) -> dict[int, list[tuple[int, int]]]:
-    """The offsets of records, as ranges by the number of their shard."""
+    """Returns the offsets of records, as ranges by the number of their shard."""
     ranges: dict[int, list[tuple[int, int]]] = {}
-    for record in sorted(records, key=lambda each: (each.shard, each.offset)):
-        of = ranges.setdefault(record.shard, [])
-        if of and of[-1][1] >= record.offset - 1:
-            of[-1] = (of[-1][0], int(record.offset))
+    for record in sorted(records, key=lambda record: (record.shard, record.offset)):
+        shard_ranges = ranges.setdefault(record.shard, [])
+        if shard_ranges and shard_ranges[-1][1] >= record.offset - 1:
+            shard_ranges[-1] = (shard_ranges[-1][0], int(record.offset))
         else:
-            of.append((int(record.offset), int(record.offset)))
+            shard_ranges.append((int(record.offset), int(record.offset)))
     return ranges
 
 
-def _checked_ranges(offsets: Sequence[int | tuple[int, int] | OffsetRange]) -> list[tuple[int, int]]:
-    """Offsets and ranges of them, as ranges; raises ``InvalidLogCall`` if one ends before it begins, or is no offset."""
+def _checked_ranges(
+    offsets: Sequence[int | tuple[int, int] | OffsetRange],
+) -> list[tuple[int, int]]:
+    """Returns offsets and ranges as ranges.
+
+    Raises ``InvalidLogCall`` if one ends before it begins, or is no offset.
+    """
     ranges = []
-    for each in offsets:
-        match each:
+    for item in offsets:
+        match item:
             case OffsetRange():
-                first, last = int(each.first), int(each.last)
+                first, last = int(item.first), int(item.last)
             case (first, last):
                 pass
             case _:
-                first = last = each
+                first = last = item
         check_number("offsets", first, 1)
         ranges.append((first, check_number("offsets", last, first)))
     return ranges

@@ -23,7 +23,8 @@ C = TypeVar("C", bound=RedisCommands)
 T = TypeVar("T")
 
 MAX_APPEND_BYTES = 32 * 1024 * 1024
-"""Most bytes of their texts, keys and headers included, in UTF-8: Redis serves no other client while it copies them."""
+"""Limit of the texts, keys and headers included, in bytes of UTF-8: Redis serves no other client
+while it copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class NewRecord:
     headers: dict[str, Any] | None = None
 
     def texts(self) -> tuple[str, str, str, str, str]:
-        """Key, action, object, payload and headers, as a log holds them; raises ``InvalidRecord``."""
+        """Returns key, action, object, payload and headers, as a log holds them.
+
+        Raises ``InvalidRecord``.
+        """
         return (
             key_text(self.key) if self.key else "",
             label_text(self.action, "action"),
@@ -71,7 +75,7 @@ class Eviction:
 
 
 class _LogWriter(Operations[C]):
-    """The operations of a writer."""
+    """Operations of a writer."""
 
     def __init__(
         self,
@@ -86,7 +90,8 @@ class _LogWriter(Operations[C]):
         """Sets up; nothing is sent.
 
         Args:
-            client: A client of redis-py, best from ``connect_redis``; of ``redis.asyncio`` for asyncio.
+            client: A client of redis-py, best from ``connect_redis``; of ``redis.asyncio`` for
+                asyncio.
             name: Name of the log, 1 to 63 characters of ``a-z 0-9 _ . -``.
             shards: Number of its shards.
             namespace: First part of each key.
@@ -107,7 +112,9 @@ class _LogWriter(Operations[C]):
 
     @classmethod
     def connect(cls, url: str, name: str, **options: Any) -> Self:
-        """A writer at a URL of Redis: see ``penstock.channels.redis_urls``; ``options`` are those of the constructor.
+        """Returns a writer at a URL of Redis: see ``penstock.channels.redis_urls``.
+
+        ``options`` are those of the constructor.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -118,19 +125,26 @@ class _LogWriter(Operations[C]):
 
     @both
     def append(
-        self, entries: Sequence[Any], *, shard: int = 0, keep_at_least: int | None = None, token: str | None = None
+        self,
+        entries: Sequence[Any],
+        *,
+        shard: int = 0,
+        keep_at_least: int | None = None,
+        token: str | None = None,
     ) -> Steps[OffsetRange]:
         """Appends records, all of them or none, and evicts the oldest if a number to keep is given.
 
-        If the reply is lost, the call is repeated once, and appends nothing that it has appended before.  An application that
-        repeats it further, or in another process, or after it was cancelled, gives it a token.
+        If the reply is lost, the call is repeated once, and appends nothing that it has appended
+        before.  An application that repeats it further, or in another process, or after it was
+        cancelled, gives it a token.
 
         Args:
             entries: ``NewRecord`` or payloads alone; 1 to 10,000, up to 32 MiB.
             shard: Number of the shard; ``shard_for`` has that of a key.
-            keep_at_least: Evicts the oldest records but so many; more are kept, because records leave by whole entries.
-            token: Name of this call.  A call with the token of one of the last 1,000 of its shard appends nothing, and returns
-                the offsets of then; its entries must be the same.
+            keep_at_least: Evicts the oldest records but so many; more are kept, because records
+                leave by whole entries.
+            token: Name of this call.  A call with the token of one of the last 1,000 of its shard
+                appends nothing, and returns the offsets of then; its entries must be the same.
 
         Returns:
             The offsets of the records, the first and the last.
@@ -153,15 +167,22 @@ class _LogWriter(Operations[C]):
 
     @both
     def evict(
-        self, shard: int = 0, *, upto: int | None = None, keep: int | None = None, older_than_s: float | None = None
+        self,
+        shard: int = 0,
+        *,
+        upto: int | None = None,
+        keep: int | None = None,
+        older_than_s: float | None = None,
     ) -> Steps[Eviction]:
-        """Evicts the oldest records; an entry goes when all of its records may, so some may stay that could go.
+        """Evicts the oldest records.
+
+        An entry is evicted once all of its records may be, so some may stay longer.
 
         Args:
             shard: Number of the shard.
             upto: Evicts records up to this offset; 0 evicts nothing.
-            keep: Evicts all but so many, at least; 0 evicts everything.
-            older_than_s: Evicts what was appended longer ago, in seconds.
+            keep: Evicts all but at least this number; 0 evicts everything.
+            older_than_s: Evicts records that were appended longer ago, in seconds.
 
         Raises as ``append``.
         """
@@ -171,7 +192,7 @@ class _LogWriter(Operations[C]):
                 return evicted
 
     def shard_for(self, key: str) -> int:
-        """The shard of a key, as a pipeline's channel has it."""
+        """Returns the shard of a key, as a pipeline's channel computes it."""
         return shard_for_key(key, self._shards)
 
     def _run(self, operation: Operation[T]) -> Steps[T]:
@@ -184,13 +205,18 @@ class _LogWriter(Operations[C]):
         name = self._shard(shard)
         keep = -1 if keep_at_least is None else check_number("keep_at_least", keep_at_least)
         check_number("the number of entries", len(entries), 1, MAX_RECORDS)
-        rows = [(each if isinstance(each, NewRecord) else NewRecord(each)).texts() for each in entries]
+        rows = [
+            (entry if isinstance(entry, NewRecord) else NewRecord(entry)).texts()
+            for entry in entries
+        ]
         size = sum(len(text.encode()) for text in chain.from_iterable(rows))
         check_number("the size of entries", size, 0, MAX_APPEND_BYTES)
-        named = secrets.token_hex(16) if token is None else checked_text("token", token)
+        call_token = secrets.token_hex(16) if token is None else checked_text("token", token)
         values: Sequence[Argument] = [*chain.from_iterable(rows)]
         if not self._is_plain:
-            columns = Columns.pack([(n, *row, 0) for n, row in enumerate(rows)]).compressed(self._codec)
+            columns = Columns.pack([(n, *row, 0) for n, row in enumerate(rows)]).compressed(
+                self._codec
+            )
             values = [columns.codec, *columns.texts]
 
         def parse(reply: Any) -> OffsetRange:
@@ -200,7 +226,10 @@ class _LogWriter(Operations[C]):
                 case _:
                     raise _refusal(name, reply)
 
-        call = Call(self._keys(name), [self._mark, named, len(rows), keep, int(self._is_plain), *values])
+        call = Call(
+            self._keys(name),
+            [self._mark, call_token, len(rows), keep, int(self._is_plain), *values],
+        )
         return Operation("log/write", call, parse)
 
     def _evicting(
@@ -212,7 +241,9 @@ class _LogWriter(Operations[C]):
         arguments = (
             -1 if upto is None else check_number("upto", upto),
             -1 if keep is None else check_number("keep", keep),
-            -1 if older_than_s is None else int(check_seconds("older_than_s", older_than_s) * 1_000_000),
+            -1
+            if older_than_s is None
+            else int(check_seconds("older_than_s", older_than_s) * 1_000_000),
         )
 
         def parse(reply: Any) -> Eviction:
@@ -235,11 +266,12 @@ class _LogWriter(Operations[C]):
 class LogWriter(_LogWriter[RedisClient], BlockingClient):
     """Writes to a log in Redis, for applications without Postgres; ``LogReader`` reads it.
 
-    Redis alone holds what is written: a failover may lose the newest records, which readers then notice (``LogLost``).  With
-    Postgres, stage records in the transaction that they tell of, and let a streamer write the log.
+    Redis alone holds what is written: a failover may lose the newest records, which readers then
+    notice (``LogLost``).  With Postgres, stage records in the transaction that they tell of, and
+    let a streamer write the log.
 
-    Several writers, threads and processes may write to a log.  It belongs to them as soon as it exists: a streamer refuses it,
-    and a writer refuses the log of a streamer.
+    Several writers, threads and processes may write to a log.  It belongs to them as soon as it
+    exists: a streamer refuses it, and a writer refuses the log of a streamer.
     """
 
 
@@ -250,11 +282,14 @@ class AsyncLogWriter(_LogWriter[AsyncRedisClient], AsyncClient):
 def _refusal(shard: ShardName, reply: Any) -> ForeignLog:
     match reply:
         case [b"owned", b"0"]:
-            what = "something else has written it: it has entries, and no epoch"
+            reason = "something else has written it: it has entries, and no epoch"
         case [b"owned", bytes(epoch)]:
-            what = f"it belongs to a pipeline (epoch {as_text(epoch)}), whose streamer alone may write it: stage records instead"
-        case [b"broken", bytes(found)]:
-            what = f"{as_text(found)} was not written by Penstock"
+            reason = (
+                f"it belongs to a pipeline (epoch {as_text(epoch)}), whose streamer alone may "
+                "write it: stage records instead"
+            )
+        case [b"broken", bytes(content)]:
+            reason = f"{as_text(content)} was not written by Penstock"
         case _:
-            what = "a reply that no script of this release gives"
-    return ForeignLog(f"writing to {shard}: {what}. Take another name or namespace")
+            reason = "a reply that no script of this release gives"
+    return ForeignLog(f"writing to {shard}: {reason}. Take another name or namespace")

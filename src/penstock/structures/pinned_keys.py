@@ -10,7 +10,15 @@ from penstock.channels.driving import AsyncClient, BlockingClient, Invoke, Opera
 from penstock.errors import LockBusy, ServerUnavailable
 from penstock.structures.calls import SLICE, Text, checked_count, checked_ms, checked_value
 from penstock.structures.locks import AsyncFencedLock, FencedLock, try_lock, unlock
-from penstock.structures.pins import Granted, GrowingPause, LockName, PinOperations, computing_name, shown, value_name
+from penstock.structures.pins import (
+    Granted,
+    GrowingPause,
+    LockName,
+    PinOperations,
+    computing_name,
+    shown,
+    value_name,
+)
 
 log = structlog.get_logger("penstock.structures")
 
@@ -28,7 +36,8 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
         """Sets up; nothing is sent.
 
         Args:
-            client: From ``connect_redis``, or any client of redis-py; of ``redis.asyncio`` for asyncio.
+            client: From ``connect_redis``, or any client of redis-py; of ``redis.asyncio`` for
+                asyncio.
             name: Name of these keys, which share a slot of a Cluster.
             namespace: First part of the keys' names in Redis.
 
@@ -41,7 +50,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
 
     @classmethod
     def connect(cls, url: str, name: str, *, namespace: str = "penstock") -> Self:
-        """Pinned keys at a URL of Redis: see ``penstock.channels.redis_urls``.
+        """Returns pinned keys at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -65,31 +74,51 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
             ForeignStructure: A key holds another type; nothing was written.
         """
         ttl_ms = checked_ms("ttl_s", ttl_s)
-        arguments = (value_name(key), ttl_ms, ttl_ms, int(only_new), "", "", checked_value("value", value))
+        arguments = (
+            value_name(key),
+            ttl_ms,
+            ttl_ms,
+            int(only_new),
+            "",
+            "",
+            checked_value("value", value),
+        )
         return (yield from self._operations.did(b"put", "put", arguments, "pinning a value of"))
 
     @both
     def get(self, key: Text) -> Steps[bytes | None]:
-        """The value; None if there is none, or its time is over.  Raises as ``put``."""
+        """Returns the value; None if there is none, or its time is over.  Raises as ``put``."""
         pin = yield from self._operations.get(key)
         return None if pin is None else pin.value
 
     @both
     def ttl(self, key: Text) -> Steps[float | None]:
-        """The remaining time of a value in seconds; None if there is none.  Raises as ``put``."""
+        """Returns the remaining time of a value in seconds; None if there is none.
+
+        Raises as ``put``.
+        """
         pin = yield from self._operations.get(key)
         return None if pin is None else pin.left_s
 
     @both
     def renew(self, key: Text, ttl_s: float) -> Steps[bool]:
-        """Gives a value another time from now; returns whether there was one.  Raises as ``put``."""
+        """Gives a value another time from now; returns whether there was one.
+
+        Raises as ``put``.
+        """
         arguments = (value_name(key), b"", checked_ms("ttl_s", ttl_s))
-        return (yield from self._operations.did(b"renewed", "renew", arguments, "renewing a value of"))
+        return (
+            yield from self._operations.did(b"renewed", "renew", arguments, "renewing a value of")
+        )
 
     @both
     def delete(self, key: Text) -> Steps[bool]:
         """Deletes a value; returns whether there was one.  Raises as ``put``."""
-        return (yield from self._operations.did(b"deleted", "delete", (value_name(key), b""), "deleting a value of"))
+        return (
+            yield from self._operations.did(
+                b"deleted", "delete", (value_name(key), b""), "deleting a value of"
+            )
+        )
 
     @both
     def compute(
@@ -102,19 +131,20 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
         wait_s: float = 10.0,
         lease_s: float = LEASE_S,
     ) -> Steps[bytes]:
-        """The value of a key, which one process computes if it is missing or old.
+        """Returns the value of a key; one process computes it if it is missing or old.
 
-        While one computes, the others get the old value at once; if there is none, they wait.  An error of the function is
-        raised where it was called, and the next process tries.
+        While one computes, the others get the old value at once; if there is none, they wait.  An
+        error of the function is raised where it was called, and the next process tries.
 
         Args:
             key: 1 to 1,024 bytes.
             function: Computes the value; for asyncio it is a coroutine function.
             ttl_s: Seconds that the value lives.
-            fresh_s: Seconds after which it is old, and computed again by whichever process asks first; None is ``ttl_s``.
+            fresh_s: Seconds after which it is old, and computed again by whichever process asks
+                first; None is ``ttl_s``.
             wait_s: Seconds to wait for another process.
-            lease_s: Seconds that the function may take.  After that another process calls it too, and a result that comes
-                later is returned but not pinned.
+            lease_s: Seconds that the function may take.  After that another process calls it too,
+                and a result that comes later is returned but not pinned.
 
         Raises:
             LockBusy: There is no value, and another process has not finished within ``wait_s``.
@@ -126,18 +156,19 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
         make: Any = function
         lock, pause = computing_name(key), GrowingPause(wait_s)
         while True:
-            found = yield from self._operations.get(key)
-            if found and found.fresh_s > 0:
-                return found.value
-            held = yield from try_lock(self._operations, lock, lease_s)
-            if isinstance(held, Granted):
+            pin = yield from self._operations.get(key)
+            if pin and pin.fresh_s > 0:
+                return pin.value
+            refusal = yield from try_lock(self._operations, lock, lease_s)
+            if isinstance(refusal, Granted):
                 return (yield from self._compute(key, lock, make, (ttl_s, fresh_s, lease_s)))
-            if found:
-                return found.value
-            step = pause.next(held.left_s)
+            if pin:
+                return pin.value
+            step = pause.next(refusal.left_s)
             if step is None:
                 raise LockBusy(
-                    f"{self.name}: another process computes {shown(key)}, there is no old value, and "
+                    f"{self.name}: another process computes {shown(key)}, there is no old value, "
+                    "and "
                     f"{wait_s:g} s were not enough. Raise wait_s, or try again later"
                 )
             yield step
@@ -145,19 +176,27 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
     def _compute(
         self, key: Text, lock: LockName, make: Callable[[], Any], times: tuple[float, float, float]
     ) -> Steps[bytes]:
-        """Computes the value as the holder of its lock; the caller gets it even if it cannot be pinned."""
+        """Computes the value as the lock's holder; returns it even if it cannot be pinned."""
         ttl_s, fresh_s, lease_s = times
         try:
-            found = yield from self._operations.get(key)
-            if found and found.fresh_s > 0:  # from one that finished just before
+            pin = yield from self._operations.get(key)
+            if pin and pin.fresh_s > 0:  # from one that finished just before
                 yield from unlock(self._operations, lock)
-                return found.value
+                return pin.value
             value = checked_value("the function's result", (yield Invoke(make)))
             ttl_ms, fresh_ms = checked_ms("ttl_s", ttl_s), checked_ms("fresh_s", fresh_s)
             arguments = (value_name(key), ttl_ms, fresh_ms, 0, lock.record, lock.token, value)
             try:
-                if not (yield from self._operations.did(b"put", "put", arguments, "computing a value of")):
-                    log.warning("value not pinned", reason="computing it took longer than lease_s", lease_s=lease_s)
+                if not (
+                    yield from self._operations.did(
+                        b"put", "put", arguments, "computing a value of"
+                    )
+                ):
+                    log.warning(
+                        "value not pinned",
+                        reason="computing it took longer than lease_s",
+                        lease_s=lease_s,
+                    )
             except ServerUnavailable as error:
                 log.warning("value not pinned", reason=type(error).__name__)
         except BaseException:
@@ -167,25 +206,30 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
 
     @both
     def reap(self, most: int = SLICE) -> Steps[int]:
-        """Deletes values and locks that are over, at most so many; returns their number.  A chore for a recruit.
+        """Deletes expired values and locks, up to a number; returns how many.
+
+        A chore for a recruit.
 
         Args:
             most: 1 to 1,000.
 
         Raises as ``put``.
         """
-        return int((yield from self._operations.call("reap", [checked_count("most", most)], "reaping"))[1])
+        return int(
+            (yield from self._operations.call("reap", [checked_count("most", most)], "reaping"))[1]
+        )
 
 
 class PinnedKeys(_PinnedKeys[RedisClient, Callable[[], Text]], BlockingClient):
     """Values and locks in Redis that live until their time is over, and are not evicted before.
 
-    Their time is kept beside them and looked at by each operation; no key gets a time to live, so that no ``volatile-*``
-    policy evicts it.  What is over is not returned, and is deleted by ``reap``.
+    Their time is kept beside them and looked at by each operation; no key gets a time to live, so
+    that no ``volatile-*`` policy evicts it.  What is over is not returned, and is deleted by
+    ``reap``.
     """
 
     def lock(self, name: Text, *, lease_s: float = LEASE_S) -> FencedLock:
-        """A lock; nothing is sent.
+        """Returns a lock; nothing is sent.
 
         Args:
             name: 1 to 1,024 bytes; a value may have the same key.
@@ -201,5 +245,5 @@ class AsyncPinnedKeys(_PinnedKeys[AsyncRedisClient, Callable[[], Awaitable[Text]
     """As ``PinnedKeys``, for asyncio."""
 
     def lock(self, name: Text, *, lease_s: float = LEASE_S) -> AsyncFencedLock:
-        """As ``PinnedKeys.lock``."""
+        """Returns a lock as ``PinnedKeys.lock``."""
         return AsyncFencedLock(self._client, self._operations, name, lease_s)

@@ -1,7 +1,7 @@
 """The records of pinned keys: values and locks, and the calls of scripts that change them.
 
-The deadline is part of the record, so that one key says what holds.  A second key finds records that are over, a third
-counts fencing numbers; losing either costs memory or nothing.
+The deadline is part of the record, so that one key says what holds.  A second key finds records
+that are over, a third counts fencing numbers; losing either costs memory or nothing.
 """
 
 import random
@@ -14,7 +14,15 @@ from typing import Any
 from penstock.channels.driving import Sleep, Steps
 from penstock.channels.scripts import Argument
 from penstock.parallel import Backoff
-from penstock.structures.calls import Text, call, checked_count, checked_keys, checked_ms, checked_text, checked_wait_s
+from penstock.structures.calls import (
+    Text,
+    call,
+    checked_count,
+    checked_keys,
+    checked_ms,
+    checked_text,
+    checked_wait_s,
+)
 
 MAX_NUMBER = 2**52
 """Upper bound of ``above``: what Lua can count."""
@@ -27,7 +35,7 @@ _VALUE, _LOCK, _COMPUTING = b"v:", b"l:", b"c:"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned value; ``left_s`` and ``fresh_s`` are seconds until it is gone, and until it is old."""
+    """A pinned value; ``left_s`` and ``fresh_s`` are seconds until it is gone, and old."""
 
     value: bytes
     left_s: float
@@ -36,14 +44,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lock was taken; ``number`` is its fencing number."""
+    """The lock was taken; ``number`` is its fencing number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LockRefusal:
-    """A lock is held by somebody else for at most ``left_s`` seconds, unless it is renewed."""
+    """The lock is held by another for at most ``left_s`` seconds, unless it is renewed."""
 
     left_s: float
 
@@ -57,54 +65,66 @@ class LockName:
 
 
 def lock_name(name: Text) -> LockName:
-    """A lock of the application, to be taken with a new token; raises ``InvalidStructureCall`` if the name is not valid."""
+    """Returns a lock of the application, to be taken with a new token.
+
+    Raises ``InvalidStructureCall`` if the name is not valid.
+    """
     return LockName(_LOCK + checked_text("lock", name))
 
 
 def computing_name(key: Text) -> LockName:
-    """The lock of the process that computes a value."""
+    """Returns the lock of the process that computes a value."""
     return LockName(_COMPUTING + checked_text("key", key))
 
 
 class PinOperations:
-    """The scripts of one set of pinned keys, and the operations that are called in several places."""
+    """Scripts of one set of pinned keys, and the operations with several callers."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name
         self._keys = checked_keys(namespace, name, ("pins", "pin-times", "pin-counter"))
 
     def get(self, key: Text) -> Steps[Pin | None]:
-        """The live value of a key."""
-        [_, found] = yield from self.call("get", [value_name(key)], "reading")
-        return None if found is None else Pin(found[0], int(found[1]) / 1000, int(found[2]) / 1000)
+        """Returns the live value of a key."""
+        [_, fields] = yield from self.call("get", [value_name(key)], "reading")
+        return (
+            None if fields is None else Pin(fields[0], int(fields[1]) / 1000, int(fields[2]) / 1000)
+        )
 
     def lock(self, lock: LockName, lease_s: float, above: int = 0) -> Steps[Granted | LockRefusal]:
-        """Takes a lock, unless somebody holds it."""
-        lease_ms, least = checked_ms("lease_s", lease_s), checked_count("above", above, MAX_NUMBER, 0)
+        """Takes a lock, unless it is held."""
+        lease_ms, least = (
+            checked_ms("lease_s", lease_s),
+            checked_count("above", above, MAX_NUMBER, 0),
+        )
         arguments = (lock.record, lock.token, lease_ms, least)
         word, number = yield from self.call("lock", arguments, _locking(lock))
         return Granted(int(number)) if word == b"granted" else LockRefusal(int(number) / 1000)
 
     def renew_lock(self, lock: LockName, lease_s: float) -> Steps[bool]:
-        """Lets a lock that is held be held for longer; returns whether it was."""
+        """Extends a lock that is held; returns whether it was."""
         arguments = (lock.record, lock.token, checked_ms("lease_s", lease_s))
         return (yield from self.did(b"renewed", "renew", arguments, _locking(lock)))
 
     def unlock(self, lock: LockName) -> Steps[bool]:
         """Releases a lock; returns whether it was held."""
-        return (yield from self.did(b"deleted", "delete", (lock.record, lock.token), _locking(lock)))
+        return (
+            yield from self.did(b"deleted", "delete", (lock.record, lock.token), _locking(lock))
+        )
 
-    def did(self, word: bytes, script: str, arguments: Sequence[Argument], what: str) -> Steps[bool]:
-        """True if a script replies with this word."""
-        return bool((yield from self.call(script, arguments, what))[0] == word)
+    def did(
+        self, word: bytes, script: str, arguments: Sequence[Argument], activity: str
+    ) -> Steps[bool]:
+        """Returns whether a script replies with this word."""
+        return bool((yield from self.call(script, arguments, activity))[0] == word)
 
-    def call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
-        """The reply of a script."""
-        return call(f"pinned/{script}", self._keys, arguments, f"{what} {self.name}")
+    def call(self, script: str, arguments: Sequence[Argument], activity: str) -> Steps[Any]:
+        """Returns the reply of a script."""
+        return call(f"pinned/{script}", self._keys, arguments, f"{activity} {self.name}")
 
 
 def value_name(key: Text) -> bytes:
-    """The record of a value."""
+    """Returns the record of a value."""
     return _VALUE + checked_text("key", key)
 
 
@@ -113,22 +133,25 @@ def _locking(lock: LockName) -> str:
 
 
 def shown(name: Text) -> str:
-    """A name for error texts."""
+    """Returns a name for error texts."""
     return repr(name.decode(errors="backslashreplace") if isinstance(name, bytes) else name)
 
 
 class GrowingPause:
-    """Pauses that grow, until the time to wait is over."""
+    """Pauses that grow, until the time limit."""
 
     def __init__(self, wait_s: float) -> None:
         self._until = monotonic() + checked_wait_s("wait_s", wait_s)
         self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
 
     def next(self, left_s: float) -> Sleep | None:
-        """The next pause; None if the time is over.  In ``left_s`` what is waited for is over by itself."""
-        left = self._until - monotonic()
-        if left <= 0:
+        """Returns the next pause; None if the time is over.
+
+        After ``left_s`` the wait is over in any case.
+        """
+        remaining_s = self._until - monotonic()
+        if remaining_s <= 0:
             return None
         # Random, so that those who wait together do not come together.
         pause = random.uniform(0.5, 1.0) * self._backoff.next_s()  # noqa: S311  not for secrets
-        return Sleep(min(pause, left, max(left_s, 0.001)))
+        return Sleep(min(pause, remaining_s, max(left_s, 0.001)))

@@ -1,7 +1,8 @@
-"""The queue tracker: which ids have queued work, as a set in Redis that sampling keeps true.
+"""The queue tracker: a set in Redis of the ids with queued work, kept true by sampling.
 
-The database is the truth.  The adder walks through its table, a slice at a time; the remover samples the set and asks which
-ids still have work.  Its answer may be older than an addition, so that each check has a token, which an addition deletes.
+The database is the truth.  The adder walks through its table, a slice at a time; the remover
+samples the set and asks which ids still have work.  Its answer may be older than an addition, so
+that each check has a token, which an addition deletes.
 """
 
 import random
@@ -21,28 +22,36 @@ from penstock.channels.driving import AsyncClient, BlockingClient, Operations, S
 from penstock.channels.scripts import Argument, as_text
 from penstock.channels.server import connect_redis
 from penstock.errors import DeclarationError, InvalidStructureCall, PenstockError, ReadOnlyPostgres
-from penstock.structures.calls import ask, call, check_several, checked_count, checked_keys, checked_ms, checked_text
+from penstock.structures.calls import (
+    ask,
+    call,
+    check_several,
+    checked_count,
+    checked_keys,
+    checked_ms,
+    checked_text,
+)
 
 C = TypeVar("C", bound=RedisCommands)
 
 Id = str | int | UUID
-"""Id of a tenant, a customer, an order with queued work; Redis stores its text."""
+"""Id of a tenant, a customer or an order with queued work; Redis stores its text."""
 
 MAX_WALK, MAX_SAMPLE = 50, 25
 """Most ids of one slice of the adder, and of the remover."""
 
 WALK = 50
 SAMPLE = 5
-"""The same by default."""
+"""Defaults of these limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedIds:
-    """Functions that ask the database which ids have queued work: the primary, in a new transaction.
+    """Functions that ask the primary, in a new transaction, which ids have queued work.
 
     Attributes:
-        walk: Given the last id of the slice before (None at the beginning) and a number: at most so many ids with queued work
-            that come after it, in the order of the key.
+        walk: Given the last id of the slice before (None at the beginning) and a number: at most so
+            many ids with queued work that come after it, in the order of the key.
         queued: Given ids: those of them that have queued work.
     """
 
@@ -52,7 +61,7 @@ class QueuedIds:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Result of a slice; true if it has changed anything.
+    """Result of a slice; true if it changed anything.
 
     Attributes:
         added: Ids that are new in the set.
@@ -69,7 +78,7 @@ class Synced:
 
 
 class _Tracker(Operations[C]):
-    """Operations that an application calls in a request."""
+    """Operations for an application's requests."""
 
     def __init__(self, client: C, name: str, *, namespace: str = "penstock") -> None:
         """Sets up; nothing is sent.
@@ -84,12 +93,16 @@ class _Tracker(Operations[C]):
             InvalidStructureCall: The name is not valid.
         """
         self._client, self.name = client, name
-        self._keys = checked_keys(namespace, name, ("tracked", "tracked-position", "tracked-checks"))
+        self._keys = checked_keys(
+            namespace, name, ("tracked", "tracked-position", "tracked-checks")
+        )
         self._tracked, self._position, _ = self._keys
 
     @both
     def add(self, ids: Iterable[Id]) -> Steps[int]:
-        """Adds up to 1,000 ids; returns how many are new.  Call it after the commit of their work, not before.
+        """Adds up to 1,000 ids; returns how many are new.
+
+        Call it after the commit of their work, not before.
 
         Raises:
             InvalidStructureCall: An id is not valid; nothing was written.
@@ -103,45 +116,51 @@ class _Tracker(Operations[C]):
 
     @both
     def sample(self, count: int = 1) -> Steps[list[str]]:
-        """Different ids at random: ``count``, or fewer if there are fewer.  Raises as ``add``."""
+        """Returns ``count`` different ids at random, or fewer if there are fewer.
+
+        Raises as ``add``.
+        """
         checked_count("count", count)
-        return [as_text(each) for each in (yield from self._ask("SRANDMEMBER", self._tracked, count))]
+        return [as_text(id_) for id_ in (yield from self._ask("SRANDMEMBER", self._tracked, count))]
 
     @both
     def contains(self, id_: Id) -> Steps[bool]:
-        """True if an id is in the set.  Raises as ``add``."""
+        """Returns whether an id is in the set.  Raises as ``add``."""
         [text] = _checked_ids("id", [id_])
         return bool((yield from self._ask("SISMEMBER", self._tracked, text)))
 
     @both
     def size(self) -> Steps[int]:
-        """The number of ids in the set.  Raises as ``add``."""
+        """Returns the number of ids in the set.  Raises as ``add``."""
         return int((yield from self._ask("SCARD", self._tracked)))
 
     def _ask(self, *command: Any) -> Steps[Any]:
         return ask(command, f"reading {self.name}")
 
-    def _call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
-        return call(f"tracker/{script}", self._keys, arguments, f"{what} {self.name}")
+    def _call(self, script: str, arguments: Sequence[Argument], activity: str) -> Steps[Any]:
+        return call(f"tracker/{script}", self._keys, arguments, f"{activity} {self.name}")
 
 
 class AsyncQueueTracker(_Tracker[AsyncRedisClient], AsyncClient):
-    """As ``QueueTracker``, for asyncio: what an application calls in a request.  Slices are for threads."""
+    """As ``QueueTracker``, for asyncio: operations for requests.  Slices are for threads."""
 
     @classmethod
     def connect(cls, url: str, name: str, *, namespace: str = "penstock") -> Self:
-        """As ``QueueTracker.connect``."""
+        """Returns a tracker as ``QueueTracker.connect``."""
         return cls(cls._connect(url), name, namespace=namespace)
 
 
 class QueueTracker(_Tracker[RedisClient], BlockingClient):
     """A set in Redis of the ids that have queued work, kept true by sampling against the database.
 
-    The application adds an id after it has committed work for it.  Slices of ``sync`` add what was missed, and remove what
-    has no work left.  An id that is added is never removed by an answer that is older than the addition.
+    The application adds an id after it has committed work for it.  Slices of ``sync`` add what was
+    missed, and remove what has no work left.  An id that is added is never removed by an answer
+    that is older than the addition.
     """
 
-    def __init__(self, client: RedisClient, name: str, source: QueuedIds, *, namespace: str = "penstock") -> None:
+    def __init__(
+        self, client: RedisClient, name: str, source: QueuedIds, *, namespace: str = "penstock"
+    ) -> None:
         """Sets up; nothing is sent.
 
         Args:
@@ -158,8 +177,10 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
         self._source = source
 
     @classmethod
-    def connect(cls, url: str, name: str, source: QueuedIds, *, namespace: str = "penstock") -> Self:
-        """A tracker at a URL of Redis: see ``penstock.channels.redis_urls``.
+    def connect(
+        cls, url: str, name: str, source: QueuedIds, *, namespace: str = "penstock"
+    ) -> Self:
+        """Returns a tracker at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -167,7 +188,7 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
         return cls(connect_redis(url), name, source, namespace=namespace)
 
     def sync(self) -> Synced:
-        """One slice, of the adder or of the remover by chance.  A chore for a recruit.
+        """Runs one slice, of the adder or the remover by chance.  A chore for a recruit.
 
         Raises:
             PenstockError: As ``add_slice`` and ``remove_slice``.
@@ -176,28 +197,31 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
         return self.add_slice() if is_add else self.remove_slice()
 
     def add_slice(self, most: int = WALK) -> Synced:
-        """Adds the next ids of the table; after the last it begins again.
+        """Adds the next ids of the table; begins again after the last.
 
         Args:
             most: 1 to 50.
 
         Raises:
-            InvalidStructureCall: ``most`` is out of range, or ``walk`` returned something else than was asked for.
+            InvalidStructureCall: ``most`` is out of range, or ``walk`` returned something else than
+                was asked for.
             PenstockError: As ``add``; and what ``walk`` raises: nothing was changed.
         """
         checked_count("most", most, MAX_WALK)
-        before = as_text(self._drive(self._ask("GET", self._position)) or "")
-        ids = _checked_ids("walk", self._source.walk(before or None, most))
+        previous = as_text(self._drive(self._ask("GET", self._position)) or "")
+        ids = _checked_ids("walk", self._source.walk(previous or None, most))
         if len(ids) > most:
             raise InvalidStructureCall("walk", f"returned {len(ids)} ids; it was asked for {most}")
-        if ids and ids[-1] == before:
-            raise InvalidStructureCall("walk", "returned the id that it was to begin after: its query takes >, not >=")
-        after = ids[-1] if len(ids) == most else ""
-        word, *added = self._drive(self._call("walk", (before, after, *ids), "walking"))
+        if ids and ids[-1] == previous:
+            raise InvalidStructureCall(
+                "walk", "returned the id that it was to begin after: its query takes >, not >="
+            )
+        following = ids[-1] if len(ids) == most else ""
+        word, *added = self._drive(self._call("walk", (previous, following, *ids), "walking"))
         return Synced(gave_up=True) if word == b"moved" else Synced(added=int(added[0]))
 
     def remove_slice(self, most: int = SAMPLE) -> Synced:
-        """Samples ids, and removes those that have no queued work.
+        """Samples ids, and removes those without queued work.
 
         Args:
             most: 1 to 25.
@@ -211,17 +235,19 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
         _, *sampled = self._drive(self._call("sample", (token, most), "sampling"))
         if not sampled:
             return Synced()
-        ids = [as_text(each) for each in sampled]
+        ids = [as_text(text) for text in sampled]
         queued = self._queued(ids)
-        kept = [id_ for id_ in ids if id_ in queued]
+        still_queued = [id_ for id_ in ids if id_ in queued]
         gone = [id_ for id_ in ids if id_ not in queued]
-        _, *texts = self._drive(self._call("remove", (token, len(kept), *kept, *gone), "removing from"))
-        removed = [as_text(each) for each in texts]
+        _, *texts = self._drive(
+            self._call("remove", (token, len(still_queued), *still_queued, *gone), "removing from")
+        )
+        removed = [as_text(text) for text in texts]
         back = self._put_back(removed)
         return Synced(removed=len(removed) - back, gave_up=len(gone) > 0 and not removed)
 
     def _put_back(self, removed: Sequence[str]) -> int:
-        """Puts back what was queued between the answer and the removal, by somebody who does not add ids."""
+        """Puts back ids that got work between the answer and the removal, if nobody adds them."""
         if not removed:
             return 0
         try:
@@ -238,28 +264,34 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
 
 
 def _checked_ids(field: str, ids: Iterable[Id]) -> list[str]:
-    """The ids as text; raises ``InvalidStructureCall`` if it is no collection, or one is no id, empty or too long."""
+    """Returns the ids as text.
+
+    Raises ``InvalidStructureCall`` if they are no collection, or one is no id, empty or too long.
+    """
     if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
         raise InvalidStructureCall(field, f"is {type(ids).__name__}; it takes a list of ids")
-    return [_checked_id(field, each) for each in ids]
+    return [_checked_id(field, id_) for id_ in ids]
 
 
-def _checked_id(field: str, each: object) -> str:
-    if isinstance(each, bool) or not isinstance(each, str | int | UUID):
+def _checked_id(field: str, id_: object) -> str:
+    if isinstance(id_, bool) or not isinstance(id_, str | int | UUID):
         raise InvalidStructureCall(
-            field, f"has {type(each).__name__}; an id is str, int or UUID: return the column alone"
+            field, f"has {type(id_).__name__}; an id is str, int or UUID: return the column alone"
         )
-    return checked_text(field, str(each)).decode()
+    return checked_text(field, str(id_)).decode()
 
 
 TIMEOUT_S = 1.0
-"""Longest time of a statement, in seconds, by default."""
+"""Default limit of a statement, in seconds."""
 
 
-def queued_ids_in(engine: Engine, column: Any, where: Any = None, *, timeout_s: float = TIMEOUT_S) -> QueuedIds:
-    """The ids in a column of a table with queued work, for a ``QueueTracker``.
+def queued_ids_in(
+    engine: Engine, column: Any, where: Any = None, *, timeout_s: float = TIMEOUT_S
+) -> QueuedIds:
+    """Returns the ids with queued work in a column of a table, for a ``QueueTracker``.
 
-    An index on the column serves both questions, however many rows an id has; best is a partial one with the same condition.
+    An index on the column serves both questions, however many rows an id has; best is a partial one
+    with the same condition.
 
     Args:
         engine: Connects to the primary.
@@ -272,9 +304,13 @@ def queued_ids_in(engine: Engine, column: Any, where: Any = None, *, timeout_s: 
         InvalidStructureCall: ``timeout_s`` is out of range.
     """
     if getattr(column, "table", None) is None:
-        raise DeclarationError("queued_ids_in: column belongs to no table; it takes one such as Job.customer_id")
+        raise DeclarationError(
+            "queued_ids_in: column belongs to no table; it takes one such as Job.customer_id"
+        )
     if engine.dialect.name != "postgresql":
-        raise DeclarationError(f"queued_ids_in: the engine is for {engine.dialect.name}; it takes one for Postgres")
+        raise DeclarationError(
+            f"queued_ids_in: the engine is for {engine.dialect.name}; it takes one for Postgres"
+        )
     timeout_ms = checked_ms("timeout_s", timeout_s)
     queued = _Queued(engine, column, true() if where is None else where, timeout_ms)
     return QueuedIds(queued.walk, queued.queued)
@@ -289,46 +325,57 @@ class _Queued:
     where: ColumnElement[bool]
     timeout_ms: int
 
-    def walk(self, after: str | None, most: int) -> list[str]:
-        """The ids after one, as text: an index probe for each, so that those with many rows take no longer."""
-        start = None if after is None else cast(literal(after, Text), self.column.type)
+    def walk(self, previous: str | None, most: int) -> list[str]:
+        """Returns the ids after one, as text.
+
+        Each takes an index probe, so ids with many rows take no longer.
+        """
+        start = None if previous is None else cast(literal(previous, Text), self.column.type)
         first = self._next(start).subquery()
         walk = select(first.c[0].label("id"), literal(1).label("number")).cte(recursive=True)
         step = self._next(walk.c.id).correlate(walk).scalar_subquery()
-        more = select(step, walk.c.number + 1).where(walk.c.id.is_not(None), walk.c.number < most)
-        ids = walk.union_all(more)
+        steps = select(step, walk.c.number + 1).where(walk.c.id.is_not(None), walk.c.number < most)
+        ids = walk.union_all(steps)
         query = select(cast(ids.c.id, Text)).where(ids.c.id.is_not(None)).order_by(ids.c.number)
         with self._transaction() as connection:
             return list(connection.scalars(query))
 
     def queued(self, ids: Sequence[str]) -> list[str]:
-        """Those of the ids that have queued work."""
+        """Returns those of the ids that have queued work."""
         try:
             return self._ask(ids)
         except DataError:  # one of them is no value of the column, and therefore not in it
-            return [] if len(ids) == 1 else [found for id_ in ids for found in self.queued([id_])]
+            return (
+                []
+                if len(ids) == 1
+                else [queued_id for id_ in ids for queued_id in self.queued([id_])]
+            )
 
     def _ask(self, ids: Sequence[str]) -> list[str]:
-        asked = func.unnest(cast(list(ids), ARRAY(Text))).column_valued("asked")
+        candidate = func.unnest(cast(list(ids), ARRAY(Text))).column_valued("asked")
         row = select(literal(1)).select_from(self.column.table)
-        is_queued = row.where(self.column == cast(asked, self.column.type), self.where).exists()
+        is_queued = row.where(self.column == cast(candidate, self.column.type), self.where).exists()
         with self._transaction() as connection:
             if connection.scalar(select(func.pg_is_in_recovery())):
                 raise ReadOnlyPostgres(
-                    "queued_ids_in: the engine is connected to a standby, which may not know of the newest work; "
+                    "queued_ids_in: the engine is connected to a standby, which may not know of "
+                    "the newest work; "
                     "connect it to the primary"
                 )
-            return list(connection.scalars(select(asked).where(is_queued)))
+            return list(connection.scalars(select(candidate).where(is_queued)))
 
-    def _next(self, after: ColumnElement[Any] | None) -> Select[Any]:
-        """The next id."""
+    def _next(self, previous: ColumnElement[Any] | None) -> Select[Any]:
+        """Returns the query for the next id."""
         query = select(self.column).where(self.where, self.column.is_not(None))
-        query = query if after is None else query.where(self.column > after)
+        query = query if previous is None else query.where(self.column > previous)
         return query.order_by(self.column).limit(1)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A new transaction, whatever the engine's isolation: it sees all that was committed before."""
+        """Runs the block in a new transaction, whatever the engine's isolation.
+
+        It sees all earlier commits.
+        """
         with self.engine.connect() as plain:
             connection = plain.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():

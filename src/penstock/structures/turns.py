@@ -1,13 +1,14 @@
 """Reading as one of a group, without any input or output.
 
-A group's readers take records in turn.  A reader that finds none joins the line, in Redis.  The first in the line watches the
-log.  When records come, it takes its share of them, which is what is there divided by the number of readers in the line, and
-leaves; the next one becomes the first, is woken, and does the same.  So a burst is divided among all that wait, and who was
-served goes to the end.
+A group's readers take records in turn.  A reader that finds none joins the line, in Redis.  The
+first in the line watches the log.  When records come, it takes its share of them, which is what is
+there divided by the number of readers in the line, and leaves; the next one becomes the first, is
+woken, and does the same.  So a burst is divided among all that wait, and who was served goes to the
+end.
 
-The line is a hint.  It decides who is woken, and nothing is assigned to a reader before it comes: one that dies takes no
-record with it.  A wake-up that is lost, since the first in the line has died, costs at most ``HEARTBEAT_S``: then the others
-look for themselves.
+The line is a hint.  It decides who is woken, and nothing is assigned to a reader before it comes:
+one that dies takes no record with it.  A wake-up that is lost, since the first in the line has
+died, costs at most ``HEARTBEAT_S``: then the others look for themselves.
 """
 
 import uuid
@@ -32,7 +33,8 @@ from penstock.structures.group_results import GroupState, ShardRead, Taken, pars
 log = structlog.get_logger("penstock.log")
 
 HEARTBEAT_S = 0.5
-"""Heartbeat interval of a waiting reader, in seconds; it then also looks for records that nobody takes."""
+"""Heartbeat interval of a waiting reader, in seconds; it then also looks for records that nobody
+takes."""
 
 VALID_MS = 1500
 """Milliseconds without a heartbeat after which a waiting reader has left the line."""
@@ -41,7 +43,7 @@ YIELD_S = 0.1
 """Seconds that a new reader lets those already waiting go first."""
 
 GRACE_S = 0.05
-"""Seconds that records may lie before a reader takes them out of turn."""
+"""Seconds for which records may wait before a reader takes them out of turn."""
 
 CHECK_S = 60.0
 """Seconds between two checks for shards that the group leaves out."""
@@ -52,7 +54,7 @@ FULL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A reader's place among those that wait (-1 if it does not), the number of others, the list on which it is woken."""
+    """A reader's place in the line (-1 if not in it), number of others, and wake-up list."""
 
     place: int
     others: int
@@ -61,7 +63,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Result of an attempt to read: the records; where to wait for more, in each shard that had none, and how long."""
+    """Result of an attempt to read: records, and where and how long to wait for more."""
 
     taken: Taken
     positions: Mapping[ShardName, Offset]
@@ -69,7 +71,7 @@ class _Attempt:
 
     @property
     def is_something(self) -> bool:
-        """True if there is something to return to the caller."""
+        """Returns whether there is something to return to the caller."""
         return bool(self.taken or self.taken.missed or self.taken.dropped)
 
 
@@ -91,7 +93,7 @@ class GroupReader:
         self._codecs = f" {' '.join(codec for codec in CODECS if is_installed(codec))} "
 
     def read(self, count: int, block_s: float) -> Steps[Taken]:
-        """The next records; see ``LogGroup.read``."""
+        """Returns the next records; see ``LogGroup.read``."""
         check_number("count", count, 1, MAX_COUNT)
         self._raise_error()
         yield from self._refuse_left_out()
@@ -119,20 +121,23 @@ class GroupReader:
                 attempt = yield from self._attempt(count, line)
                 if attempt.is_something:
                     return attempt.taken
-            left = until - monotonic()
-            if left <= 0:
+            remaining_s = until - monotonic()
+            if remaining_s <= 0:
                 yield from self._ask_line("leave")
                 return Taken()
             if attempt is not None and line.place == 0:
-                yield from self._watch(attempt, self._wake(line), min(left, HEARTBEAT_S))
+                yield from self._watch(attempt, self._wake(line), min(remaining_s, HEARTBEAT_S))
                 is_overdue = False
             else:
-                wait_s = max(0.01, min(left, patience_s))
+                wait_s = max(0.01, min(remaining_s, patience_s))
                 is_overdue = yield from self._await_turn(self._wake(line), wait_s)
                 patience_s = HEARTBEAT_S
 
     def _await_turn(self, key: str, wait_s: float) -> Steps[bool]:
-        """Waits to be woken; whether nobody takes what is there, though it was somebody else's turn."""
+        """Waits to be woken.
+
+        Returns whether nobody takes the available records, though it was another reader's turn.
+        """
         if (yield from _is_woken(key, wait_s)):
             return False
         states = yield from self.states()
@@ -141,10 +146,12 @@ class GroupReader:
         return not (yield from _is_woken(key, GRACE_S))
 
     def _watch(self, attempt: _Attempt, wake: str, longest_s: float) -> Steps[None]:
-        """Waits for records; where none can be taken, for the time to look again."""
+        """Waits for records, or, where none can be taken, until it is time to try again."""
         wait_s = max(0.01, min(longest_s, attempt.wait_s))
         if attempt.positions:
-            yield from wait_for_more(self._client, self.options.namespace, attempt.positions, wait_s)
+            yield from wait_for_more(
+                self._client, self.options.namespace, attempt.positions, wait_s
+            )
         else:
             yield from _is_woken(wake, wait_s)
 
@@ -153,7 +160,7 @@ class GroupReader:
 
     @property
     def _home(self) -> GroupKeys:
-        """The keys that are the group's, and not a shard's: they are in the first shard's slot."""
+        """Returns the keys of the group itself, which are in the first shard's slot."""
         return self.shards[self.options.shard(0)]
 
     def _ask_line(self, word: str) -> Steps[_Line]:
@@ -162,7 +169,7 @@ class GroupReader:
         return _Line(int(place), int(others), int(wake))
 
     def _attempt(self, count: int, line: _Line) -> Steps[_Attempt]:
-        """Takes this reader's share of what is there; leaves the line with it, so that the next one comes."""
+        """Takes this reader's share and leaves the line with it, so that the next one comes."""
         try:
             attempt = yield from self._take(count, line.others)
         except PenstockError:
@@ -182,61 +189,77 @@ class GroupReader:
             states = yield from self.states()
             total = sum(map(self._available, states.values()))
             count = min(count, max(1, -(-total // (others + 1))))
-        taken, positions, waits = Taken(), dict[ShardName, Offset](), [HEARTBEAT_S]
-        left = MAX_BYTES
+        records, positions, waits = Taken(), dict[ShardName, Offset](), [HEARTBEAT_S]
+        remaining_bytes = MAX_BYTES
         for shard in self._rotated():
-            if len(taken) >= count or left <= 0:
+            if len(records) >= count or remaining_bytes <= 0:
                 break
             state = states.get(shard)
             if state is not None and not self._is_worth_reading(state):
                 read = self._nothing(state)
             else:
-                found = yield from self._read_shard(shard, count - len(taken), left, taken)
-                if found is None:
+                shard_read = yield from self._read_shard(
+                    shard, count - len(records), remaining_bytes, records
+                )
+                if shard_read is None:
                     break
-                read = found
-            taken += read.taken
-            left -= read.bytes
+                read = shard_read
+            records += read.taken
+            remaining_bytes -= read.bytes
             if read.after is not None:
                 positions[shard] = read.after
             waits.append(FULL_S if read.after is None else HEARTBEAT_S)
             waits += [] if read.due_in_s is None else [read.due_in_s]
-        return _Attempt(taken, positions, min(waits))
+        return _Attempt(records, positions, min(waits))
 
     def _rotated(self) -> list[ShardName]:
-        """The shards, beginning with another one each time."""
+        """Returns the shards, beginning with another one each time."""
         self._round += 1
-        every = [*self.shards]
-        at = self._round % len(every)
-        return every[at:] + every[:at]
+        shards = [*self.shards]
+        begin = self._round % len(shards)
+        return shards[begin:] + shards[:begin]
 
     def _available(self, state: GroupState) -> int:
         return state.available(self.options.most)
 
     def _is_worth_reading(self, state: GroupState) -> bool:
-        """True if a read would take or report something: the group has to begin, or the log ends before the cursor."""
-        at = state.next_offset
-        return at is None or state.tail < at - 1 or self._available(state) > 0
+        """Returns whether a read would take or report something.
+
+        That includes a group that has to begin, and a log that ends before the cursor.
+        """
+        offset = state.next_offset
+        return offset is None or state.tail < offset - 1 or self._available(state) > 0
 
     @staticmethod
     def _nothing(state: GroupState) -> ShardRead:
-        at = state.next_offset
-        is_at_end = at is not None and state.tail < at
+        offset = state.next_offset
+        is_at_end = offset is not None and state.tail < offset
         return ShardRead(Taken(), state.tail if is_at_end else None, state.due_in_s)
 
-    def _read_shard(self, shard: ShardName, count: int, most_bytes: int, before: Taken) -> Steps[ShardRead | None]:
-        """Reads a shard; None if that fails and there are records of other shards, which the caller gets first."""
+    def _read_shard(
+        self, shard: ShardName, count: int, most_bytes: int, earlier: Taken
+    ) -> Steps[ShardRead | None]:
+        """Reads a shard; returns None if that fails after records of other shards were read.
+
+        The caller gets those first.
+        """
         options = self.options
         keys = self.shards[shard]
         names = (keys.log.stream, keys.log.epoch, keys.log.ends, keys.cursor, *keys.ledger)
-        pending = _milliseconds(options.retry_s), _milliseconds(options.expire_s), options.max_pending
+        pending = (
+            _milliseconds(options.retry_s),
+            _milliseconds(options.expire_s),
+            options.max_pending,
+        )
         limits = *pending, int(options.evicted == "skip"), most_bytes
-        call = Call(names, (count, options.start or "", int(shard in self._known), *limits, self._codecs))
+        call = Call(
+            names, (count, options.start or "", int(shard in self._known), *limits, self._codecs)
+        )
         [reply] = yield from script("log/group/read").checked_steps([call])
         try:
             read = parse_read(reply, shard, options.group)
         except PenstockError as error:
-            if not before:
+            if not earlier:
                 raise
             self._error = error
             return None
@@ -245,21 +268,21 @@ class GroupReader:
         self._error = self._error or read.error
         return read
 
-    def _report(self, taken: Taken) -> None:
-        """Logs what nobody gets: a caller may not ask for it."""
-        for why, ranges in (("missed", taken.missed), ("dropped", taken.dropped)):
-            for each in ranges:
-                where = {"shard": str(each.shard), "first": each.first, "last": each.last}
-                log.warning("records skipped", group=self.options.group, **where, reason=why)
+    def _report(self, records: Taken) -> None:
+        """Logs skipped records: a caller may not ask for them."""
+        for why, ranges in (("missed", records.missed), ("dropped", records.dropped)):
+            for skipped in ranges:
+                place = {"shard": str(skipped.shard), "first": skipped.first, "last": skipped.last}
+                log.warning("records skipped", group=self.options.group, **place, reason=why)
 
     def _raise_error(self) -> None:
-        """Raises what the last read has met behind the records that it returned."""
+        """Raises the error that the last read met after the records that it returned."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def states(self, *, whole: bool = False) -> Steps[dict[ShardName, GroupState]]:
-        """The group in each shard; without ``whole``, the first record of the log is not looked for."""
+        """Returns the group in each shard; only ``whole`` looks for the log's first record."""
         calls = [
             Call((keys.log.stream, keys.log.epoch, keys.cursor, *keys.ledger), (int(whole),))
             for keys in self.shards.values()
@@ -272,7 +295,7 @@ class GroupReader:
 
 
 def _is_woken(key: str, seconds: float) -> Steps[bool]:
-    """Waits on the list on which a reader is woken, at most so long; whether it was woken."""
+    """Waits on a reader's wake-up list, at most ``seconds``; returns whether it was woken."""
     return (yield lambda client: client.blpop([key], timeout=seconds)) is not None
 
 

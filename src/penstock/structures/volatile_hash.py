@@ -1,8 +1,9 @@
-"""The volatile hash: fields with times to live of their own.
+"""The volatile hash: fields with their own times to live.
 
-A field's deadline is kept in one of two places: by the server, if it has ``HSETEX``, or as the field's score in a sorted
-set.  Every script asks both, so that each client reads what any other has written.  A field whose deadline is in neither
-is not returned: it was lost, and the field could be over.
+A field's deadline is kept in one of two places: by the server, if it has ``HSETEX``, or as the
+field's score in a sorted set.  Every script asks both, so that each client reads what any other has
+written.  A field whose deadline is in neither is not returned: it was lost, and the field could be
+over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,27 +32,31 @@ from penstock.structures.calls import (
 C = TypeVar("C", bound=RedisCommands)
 
 Scheme = Literal["auto", "sorted-set"]
-"""Place of the deadlines: see ``VolatileHash``."""
+"""Where deadlines are stored: see ``VolatileHash``."""
 
 COMMANDS = ("HSETEX", "HPEXPIREAT", "HPEXPIRETIME", "HPERSIST")
-"""The commands of a server that keeps times to live of fields itself."""
+"""Commands of a server that keeps times to live of fields itself."""
 
 _FOR_EVER, _MISSING = -1, -2
 _PARTS = "volatile", "volatile-times"
 
 
 class _VolatileHash(Operations[C]):
-    """The operations of a hash."""
+    """Operations of a hash."""
 
-    def __init__(self, client: C, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> None:
+    def __init__(
+        self, client: C, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto"
+    ) -> None:
         """Sets up; nothing is sent.
 
         Args:
-            client: From ``connect_redis``, or any client of redis-py; of ``redis.asyncio`` for asyncio.
+            client: From ``connect_redis``, or any client of redis-py; of ``redis.asyncio`` for
+                asyncio.
             name: Name of the hash.
             namespace: First part of its keys.
-            scheme: ``auto`` lets a server that has ``HSETEX`` keep the deadlines, and any other keep them in a sorted set;
-                ``sorted-set`` does so on every server.  Each scheme reads what the other has written.
+            scheme: ``auto`` lets a server that has ``HSETEX`` keep the deadlines, and any other
+                keep them in a sorted set; ``sorted-set`` does so on every server.  Each scheme
+                reads what the other has written.
 
         Raises:
             InvalidName: The namespace is not valid.
@@ -65,8 +70,10 @@ class _VolatileHash(Operations[C]):
         self._native: bool | None = None if scheme == "auto" else False
 
     @classmethod
-    def connect(cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto") -> Self:
-        """A hash at a URL of Redis: see ``penstock.channels.redis_urls``.
+    def connect(
+        cls, url: str, name: str, *, namespace: str = "penstock", scheme: Scheme = "auto"
+    ) -> Self:
+        """Returns a hash at a URL of Redis: see ``penstock.channels.redis_urls``.
 
         Raises:
             InvalidSetting: The URL is invalid.
@@ -92,12 +99,18 @@ class _VolatileHash(Operations[C]):
 
     @both
     def hset_many(self, values: Mapping[Text, Text], ttl_s: float | None) -> Steps[int]:
-        """Sets up to 1,000 fields at once, all or none; returns how many were not live before.  Raises as ``hset``."""
+        """Sets up to 1,000 fields at once, all or none; returns how many were not live before.
+
+        Raises as ``hset``.
+        """
         return (yield from self._set(values, ttl_s))
 
     def _set(self, values: Mapping[Text, Text], ttl_s: float | None) -> Steps[int]:
         check_several("values", len(values))
-        encoded = {checked_text("field", field): checked_value("value", value) for field, value in values.items()}
+        encoded = {
+            checked_text("field", field): checked_value("value", value)
+            for field, value in values.items()
+        }
         items = [part for item in encoded.items() for part in item]
         size = sum(map(len, items))
         if size > MAX_VALUE_BYTES:
@@ -114,22 +127,24 @@ class _VolatileHash(Operations[C]):
 
     @both
     def hget(self, field: Text) -> Steps[bytes | None]:
-        """The value of a live field; None if there is none.  Raises as ``hset``."""
+        """Returns the value of a live field; None if there is none.  Raises as ``hset``."""
         return (yield from self._get([field]))[0]
 
     @both
     def hmget(self, *fields: Text) -> Steps[list[bytes | None]]:
-        """The values of up to 1,000 fields at one moment, in their order.  Raises as ``hset``."""
+        """Returns the values of up to 1,000 fields at one moment, in order.  Raises as ``hset``."""
         return (yield from self._get(fields))
 
     def _get(self, fields: Sequence[Text]) -> Steps[list[bytes | None]]:
-        return list((yield from self._call("get", _checked_fields(fields), "reading fields of"))[1:])
+        return list(
+            (yield from self._call("get", _checked_fields(fields), "reading fields of"))[1:]
+        )
 
     @both
     def hgetall(self) -> Steps[dict[bytes, bytes]]:
-        """All live fields at one moment.  Redis serves no other client meanwhile: about 0.3 s for 200,000 fields.
+        """Returns all live fields at one moment.
 
-        Raises as ``hset``.
+        Redis serves no other client meanwhile: about 0.3 s for 200,000 fields.  Raises as ``hset``.
         """
         reply = yield from self._call("all", (), "reading")
         return dict(zip(reply[1::2], reply[2::2], strict=True))
@@ -137,69 +152,89 @@ class _VolatileHash(Operations[C]):
     @both
     def hdel(self, *fields: Text) -> Steps[int]:
         """Deletes up to 1,000 fields; returns how many were live.  Raises as ``hset``."""
-        return int((yield from self._call("delete", _checked_fields(fields), "deleting fields of"))[1])
+        return int(
+            (yield from self._call("delete", _checked_fields(fields), "deleting fields of"))[1]
+        )
 
     @both
     def hexpire(self, field: Text, ttl_s: float) -> Steps[bool]:
-        """Gives a live field another time to live from now; returns whether there was one.  Raises as ``hset``."""
+        """Gives a live field another time to live from now; returns whether there was one.
+
+        Raises as ``hset``.
+        """
         return (yield from self._expire(field, checked_ms("ttl_s", ttl_s)))
 
     @both
     def hpersist(self, field: Text) -> Steps[bool]:
-        """Lets a live field stay for ever; returns whether there was one.  Raises as ``hset``."""
-        return (yield from self._expire(field, _FOR_EVER))
-
-    def _expire(self, field: Text, ttl_ms: int) -> Steps[bool]:
-        return bool((yield from self._call("expire", [ttl_ms, checked_text("field", field)], "renewing a field of"))[1])
-
-    @both
-    def httl(self, field: Text) -> Steps[float | None]:
-        """The remaining time of a live field in seconds, ``inf`` if it stays for ever; None if there is none.
+        """Removes the deadline of a live field; returns whether there was one.
 
         Raises as ``hset``.
         """
-        left_ms = int((yield from self._call("ttl", [checked_text("field", field)], "reading fields of"))[1])
+        return (yield from self._expire(field, _FOR_EVER))
+
+    def _expire(self, field: Text, ttl_ms: int) -> Steps[bool]:
+        return bool(
+            (
+                yield from self._call(
+                    "expire", [ttl_ms, checked_text("field", field)], "renewing a field of"
+                )
+            )[1]
+        )
+
+    @both
+    def httl(self, field: Text) -> Steps[float | None]:
+        """Returns the remaining time of a live field in seconds; None if there is none.
+
+        Without a deadline it is ``inf``.  Raises as ``hset``.
+        """
+        left_ms = int(
+            (yield from self._call("ttl", [checked_text("field", field)], "reading fields of"))[1]
+        )
         return {_MISSING: None, _FOR_EVER: inf}.get(left_ms, left_ms / 1000)
 
     @both
     def hlen(self) -> Steps[int]:
-        """The number of live fields.  A server that keeps the deadlines itself must go through all of them.
+        """Returns the number of live fields.
 
-        Raises as ``hset``.
+        A server that keeps the deadlines itself must read all of them.  Raises as ``hset``.
         """
         return int((yield from self._call("count", (), "counting fields of"))[1])
 
     @both
     def gc(self, most: int = SLICE) -> Steps[int]:
-        """Deletes fields that are over, at most so many; returns their number.  A chore for a recruit.
+        """Deletes expired fields, up to a number; returns how many.  A chore for a recruit.
 
-        Those of this hash, and then of one of the namespace at random: nobody may name that one again.  Each call also
-        samples ten fields of each, and deletes those whose deadline is lost.
+        It collects those of this hash, and then of a random one of the namespace, which nobody may
+        name again.  Each call also samples ten fields of each, and deletes those whose deadline is
+        lost.
 
         Args:
             most: 1 to 1,000.
 
         Raises as ``hset``.
         """
-        collected, held = yield from self._collect(self.name, checked_count("most", most))
+        collected, remaining = yield from self._collect(self.name, checked_count("most", most))
         with suppress(PenstockError):  # of a user that may use this hash alone
-            found = yield from self._ask("SRANDMEMBER", self._names)
-            name = self.name if found is None else as_text(found)
+            listed = yield from self._ask("SRANDMEMBER", self._names)
+            name = self.name if listed is None else as_text(listed)
             if name != self.name and collected < most:
-                more, held = yield from self._collect(name, most - collected)
-                collected += more
-            if not held:
+                others, remaining = yield from self._collect(name, most - collected)
+                collected += others
+            if not remaining:
                 yield from self._strike(name)
         return collected
 
     def _collect(self, name: str, most: int) -> Steps[tuple[int, int]]:
-        """Collects fields of a hash; how many, and how many there were."""
+        """Collects fields of a hash; returns how many, and how many there were."""
         keys = checked_keys(self._namespace, name, _PARTS)
         reply = yield from call("volatile/collect", keys, [most], f"collecting fields of {name}")
         return int(reply[1]) + int(reply[2]), int(reply[3])
 
     def _strike(self, name: str) -> Steps[None]:
-        """Strikes an empty hash off the list; a client that fills it meanwhile notes it after that, or is seen here."""
+        """Removes an empty hash from the list.
+
+        A client that fills it meanwhile adds it again after that, or is seen here.
+        """
         yield from self._ask("SREM", self._names, name)
         if (yield from self._ask("HLEN", checked_keys(self._namespace, name, _PARTS)[0])):
             yield from self._ask("SADD", self._names, name)
@@ -208,23 +243,26 @@ class _VolatileHash(Operations[C]):
         return ask(command, f"listing the hashes of {self._namespace}")
 
     def _is_native(self) -> Steps[bool]:
-        """True if the server keeps times to live of fields itself; it is asked once."""
+        """Returns whether the server keeps times to live of fields; asks once."""
         if self._native is None:
             try:
-                self._native = bool((yield from self._call("probe", COMMANDS, "asking about commands for"))[1])
+                self._native = bool(
+                    (yield from self._call("probe", COMMANDS, "asking about commands for"))[1]
+                )
             except AppendRefused:  # this user may not ask
                 self._native = False
         return self._native
 
-    def _call(self, script: str, arguments: Sequence[Argument], what: str) -> Steps[Any]:
-        return call(f"volatile/{script}", self._keys, arguments, f"{what} {self.name}")
+    def _call(self, script: str, arguments: Sequence[Argument], activity: str) -> Steps[Any]:
+        return call(f"volatile/{script}", self._keys, arguments, f"{activity} {self.name}")
 
 
 class VolatileHash(_VolatileHash[RedisClient], BlockingClient):
-    """A hash in Redis whose fields have times to live of their own.
+    """A hash in Redis whose fields have their own times to live.
 
-    A field is there until its deadline by the server's clock, and is over at exactly that millisecond.  Values come back as
-    bytes.  Neither key gets a time to live, so that no ``volatile-*`` policy evicts it.
+    A field is there until its deadline by the server's clock, and is over at exactly that
+    millisecond.  Values come back as bytes.  Neither key gets a time to live, so that no
+    ``volatile-*`` policy evicts it.
     """
 
 
