@@ -1,8 +1,9 @@
-"""Faults of single records and shards, noted by the streamer in Postgres: for its log, ``status`` and ``doctor``.
+"""Faults of single records and shards, noted by the streamer in Postgres, for status and doctor.
 
-isolated records    staged rows that no tick can give an offset: an impossible time, id, name or transaction id
-unknown shards      records that have their offsets, and that belong to no registered channel: not published
-stopped shards      shards that the streamer leaves out, while all others go on
+isolated records    staged rows that no tick can give an offset: an impossible time, id, name or
+transaction id unknown shards      records that have their offsets, and that belong to no registered
+channel: not published stopped shards      shards that the streamer leaves out, while all others go
+on
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,13 +20,14 @@ from penstock.records import RecordId, Shard, ShardName
 log = structlog.get_logger("penstock.streamer")
 
 MAX_NAMED = 20
-"""Most records and shards that are named, each, in the log and in reports."""
+"""Limit of the records, and of the shards, that the log and reports name."""
 
 MAX_EXAMINED = 5000
-"""Most new rows per second whose transaction id is examined: about a millisecond.  The others are examined later."""
+"""Limit of new rows per second whose transaction id is examined, which takes about a millisecond.
+The others are examined later."""
 
 MAX_UNREACHABLE = 1000
-"""Most rows with an impossible transaction id that are noted, of either kind."""
+"""Limit of the rows with an impossible transaction id that are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class IsolatedRecords:
 
 @dataclass(frozen=True, slots=True)
 class UnknownShard:
-    """A shard with records that no registered channel has."""
+    """A shard with records that belongs to no registered channel."""
 
     shard: ShardName  # the shard that the records name
     records: int  # number of records
@@ -66,7 +68,7 @@ class StoppedShard:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything of it."""
+    """Faults of all kinds."""
 
     isolated: IsolatedRecords  # records without an offset
     unknown: tuple[UnknownShard, ...]  # shards of no registered channel, at most ``MAX_NAMED``
@@ -78,11 +80,11 @@ def read_faults(store: Store) -> Faults:
     return Faults(_read_isolated(store, 0), _read_unknown(store), _read_stopped(store))
 
 
-def _read_isolated(store: Store, after: int) -> IsolatedRecords:
-    values = {"number": after, "most": MAX_NAMED}
+def _read_isolated(store: Store, number: int) -> IsolatedRecords:
+    values = {"number": number, "most": MAX_NAMED}
     rows = store.rows("isolated_records", values, doing="reading what is isolated")
     if not rows:
-        return IsolatedRecords(last_number=after)
+        return IsolatedRecords(last_number=number)
     first = tuple(
         IsolatedRecord(record, ShardName(channel, Shard(shard)), reason)
         for record, channel, shard, reason, _, _ in rows
@@ -95,25 +97,29 @@ def _read_unknown(store: Store) -> tuple[UnknownShard, ...]:
     most = {"most": MAX_NAMED}
     rows = store.rows("unknown_shards", most, doing="looking for unknown shards")
     return tuple(
-        UnknownShard(ShardName(channel, Shard(shard)), records, first) for channel, shard, records, first in rows
+        UnknownShard(ShardName(channel, Shard(shard)), records, first)
+        for channel, shard, records, first in rows
     )
 
 
 def _read_stopped(store: Store) -> tuple[StoppedShard, ...]:
     rows = store.rows("stopped_shards", doing="reading what is stopped")
     return tuple(
-        StoppedShard(ShardName(channel, Shard(shard)), reason, since_s) for channel, shard, reason, since_s in rows
+        StoppedShard(ShardName(channel, Shard(shard)), reason, since_s)
+        for channel, shard, reason, since_s in rows
     )
 
 
 def check_missed(store: Store, shard: ShardName) -> None:
     """Checks that no record of a shard has lost its offset."""
-    where = {"channel": shard.channel, "shard": shard.shard}
-    [(count, first)] = store.rows("missed_in_shard", where, doing="looking for missed records")
+    parameters = {"channel": shard.channel, "shard": shard.shard}
+    [(count, first)] = store.rows("missed_in_shard", parameters, doing="looking for missed records")
     if count:
         raise DamagedJournal(
-            f"{shard}: {format_count(count, 'record')} lost the given offset (the first is record {first}): rows of the journal were "
-            "deleted by something other than Penstock. See docs: errors#damagedjournal; then: penstock reset epoch"
+            f"{shard}: {format_count(count, 'record')} lost the given offset (the first is record "
+            f"{first}): rows of the journal were "
+            "deleted by something other than Penstock. See docs: errors#damagedjournal; then: "
+            "penstock reset epoch"
         )
 
 
@@ -127,11 +133,11 @@ class FaultLog:
         self._noted: tuple[dict[ShardName, str], list[str]] | None = None
 
     def reopen(self) -> None:
-        """Begins anew on a new connection: another streamer, or an operator, may have changed what is stopped."""
+        """Begins anew on a new connection: others may have changed what is stopped."""
         self._noted = self._examined = None
 
     def update(self, store: Store) -> None:
-        """Notes which records can get no offset, and what belongs to no channel."""
+        """Notes records that can get no offset, and shards that belong to no channel."""
         with postgres_errors("noting what is isolated"):
             store.execute("isolate_unreachable", {"most": MAX_UNREACHABLE})
             self._isolate_overtaken(store)
@@ -141,46 +147,60 @@ class FaultLog:
     def _isolate_overtaken(self, store: Store) -> None:
         """Notes rows with the id of a transaction that had ended before they were inserted.
 
-        Of a row that is committed more than a second after it was inserted, or has the id of a transaction of the last
-        second, only ``penstock doctor`` and ``penstock verify`` know: they compare everything.
+        Rows committed more than a second after their insertion, or with the id of a transaction of
+        the last second, are found only by ``penstock doctor`` and ``penstock verify``, which
+        compare everything.
         """
         if self._examined is None:
             [self._examined] = store.rows("newest_record")
             return
-        shown, last = self._examined
-        [(now, last, rows)] = store.rows("isolate_overtaken", {"shown": shown, "last": last, "most": MAX_EXAMINED})
-        self._examined = (shown if rows == MAX_EXAMINED else now), last
+        snapshot, last = self._examined
+        [(now, last, rows)] = store.rows(
+            "isolate_overtaken", {"shown": snapshot, "last": last, "most": MAX_EXAMINED}
+        )
+        self._examined = (snapshot if rows == MAX_EXAMINED else now), last
 
     def forget(self, store: Store) -> None:
         """Removes the notes of records that are no longer isolated."""
         store.execute("forget_isolated", doing="removing old notes")
 
-    def _log_isolated(self, found: IsolatedRecords) -> None:
-        for record in found.first:
-            log.error("record isolated", record=record.id, shard=str(record.shard), reason=record.reason)
-        if more := found.count - len(found.first):
-            log.error("more records isolated", records=more, see="penstock doctor")
-        self._last_number = found.last_number
+    def _log_isolated(self, isolated: IsolatedRecords) -> None:
+        for record in isolated.first:
+            log.error(
+                "record isolated", record=record.id, shard=str(record.shard), reason=record.reason
+            )
+        if unnamed := isolated.count - len(isolated.first):
+            log.error("more records isolated", records=unnamed, see="penstock doctor")
+        self._last_number = isolated.last_number
 
     def _log_unknown(self, unknown: Collection[UnknownShard]) -> None:
         for row in unknown:
             if row.shard not in self._unknown:
                 why = "no registered channel has it; its records are not published"
                 log.error(
-                    "shard unknown", shard=str(row.shard), records=row.records, first_record=row.first, reason=why
+                    "shard unknown",
+                    shard=str(row.shard),
+                    records=row.records,
+                    first_record=row.first,
+                    reason=why,
                 )
         self._unknown = {row.shard for row in unknown}
 
     def note_stopped(
-        self, store: Store, stopped: Mapping[ShardName, PenstockError], others: Iterable[ShardName] = ()
+        self,
+        store: Store,
+        stopped: Mapping[ShardName, PenstockError],
+        others: Iterable[ShardName] = (),
     ) -> None:
         """Notes which shards are stopped, if that has changed."""
         reasons = {shard: str(error) for shard, error in stopped.items()}
-        kept = sorted(str(shard) for shard in {*stopped, *others})
-        if (reasons, kept) == self._noted:
+        still_stopped = sorted(str(shard) for shard in {*stopped, *others})
+        if (reasons, still_stopped) == self._noted:
             return
         with store.transaction("noting what is stopped"):
-            store.execute("start_shards", {"kept": kept})
+            store.execute("start_shards", {"kept": still_stopped})
             for shard, reason in reasons.items():
-                store.execute("stop_shard", {"channel": shard.channel, "shard": shard.shard, "reason": reason})
-        self._noted = reasons, kept
+                store.execute(
+                    "stop_shard", {"channel": shard.channel, "shard": shard.shard, "reason": reason}
+                )
+        self._noted = reasons, still_stopped

@@ -1,12 +1,13 @@
-"""Keeps logs within the memory that their channels may take in Redis.
+"""Memory budgets: keeps logs within the memory that their channels may take in Redis.
 
-Before a batch is sent, the oldest entries make room for it, read or not: what leaves Redis stays in Postgres until every
-consumer has passed it.  Each shard has an equal part of its channel's budget, so that no publisher has to know what others
-send to other shards.
+Before a batch is sent, the oldest entries make room for it, read or not: what leaves Redis stays in
+Postgres until every consumer has passed it.  Each shard has an equal part of its channel's budget,
+so that no publisher has to know what others send to other shards.
 
-What Redis counts is exact, and takes time with the number of a stream's nodes.  So it is asked for seldom: a publisher
-adds the most that each of its batches can take, and asks when the sum reaches the budget, or when another publisher has
-appended.  Each time a part of the budget is cleared, so that the next time is a while away.
+What Redis counts is exact, and takes time with the number of a stream's nodes.  So it is asked for
+seldom: a publisher adds the most that each of its batches can take, and asks when the sum reaches
+the budget, or when another publisher has appended.  Each time a part of the budget is cleared, so
+that the next time is a while away.
 """
 
 from collections import deque
@@ -22,21 +23,21 @@ from penstock.database.registry import RegisteredChannel
 from penstock.records import BEGINNING, Offset, Scope, ShardName
 
 CLEARED = 8
-"""Without room, an eighth of the budget is cleared, or as much as the batch takes."""
+"""Divisor of the budget: without room an eighth of it is cleared, or as much as the batch takes."""
 
 UNDERWAY = 16
-"""Most batches of a shard that may have been sent and not be in the log."""
+"""Limit of the batches of a shard that may have been sent and not be in the log."""
 
 ROUNDING = 1.25
-"""A server's allocator takes up to a quarter more than it is asked for."""
+"""Factor for a server's allocator, which takes up to a quarter more than it is asked for."""
 
 ENTRY_BYTES, RECORD_BYTES = 256, 64
-"""More than an entry takes beside its values, and a record beside the values of its own entry."""
+"""Upper limits of what an entry takes beside its values, and a record beside its entry's."""
 
 
 @dataclass
-class _Known:
-    """A log, as a publisher knows it: the last offset that is counted, and the most bytes that all up to it may take.
+class _LogUsage:
+    """Memory of a log as a publisher counts it: last offset counted, upper limit of its bytes.
 
     ``underway`` are the last offset and size of the newest batches.
     """
@@ -47,13 +48,13 @@ class _Known:
 
 
 class MemoryBudgets:
-    """The budgets of the registered channels, for one publisher."""
+    """Budgets of the registered channels, for one publisher."""
 
     def __init__(self, client: RedisClient, scope: Scope) -> None:
         self._client, self._scope = client, scope
         self._parts: dict[ShardName, int] = {}
         self._smaller: set[ShardName] = set()
-        self._known: dict[ShardName, _Known] = {}
+        self._usage: dict[ShardName, _LogUsage] = {}
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered budgets."""
@@ -68,34 +69,36 @@ class MemoryBudgets:
         self._smaller |= {s for s, part in self._parts.items() if part < former.get(s, inf)}
 
     def make_room(self, batch: Batch) -> None:
-        """Makes room for a batch that is about to be sent, if its channel has a budget."""
+        """Makes room for a batch before it is sent, if its channel has a budget."""
         part = self._parts.get(batch.shard)
         if part is None:
             return
         size = _most_memory(batch)
-        known = self._known.setdefault(batch.shard, _Known())
-        if known.tail + 1 != batch.first or not known.bytes or known.bytes + size > part:
+        usage = self._usage.setdefault(batch.shard, _LogUsage())
+        if usage.tail + 1 != batch.first or not usage.bytes or usage.bytes + size > part:
             goal = part - max(size, part // CLEARED)
-            rooms = {batch.shard: Room(part - size, goal, [*known.underway])}
-            known.bytes = make_room(self._client, self._scope.namespace, rooms)[batch.shard].bytes
-        known.tail, known.bytes = batch.last, known.bytes + size
-        known.underway.append((batch.last, size))
+            rooms = {batch.shard: Room(part - size, goal, [*usage.underway])}
+            usage.bytes = make_room(self._client, self._scope.namespace, rooms)[batch.shard].bytes
+        usage.tail, usage.bytes = batch.last, usage.bytes + size
+        usage.underway.append((batch.last, size))
 
     def keep(self, shards: Iterable[ShardName], on_unusable: OnUnusable) -> int:
-        """Evicts what is beyond budgets that are new or have become smaller; returns the number of entries."""
+        """Evicts entries beyond budgets that are new or became smaller; returns how many."""
         smaller = [shard for shard in shards if shard in self._parts and shard in self._smaller]
         rooms = {shard: Room(self._parts[shard], self._parts[shard]) for shard in smaller}
 
-        def ask(some: Iterable[ShardName]) -> dict[ShardName, MemoryTaken]:
-            return make_room(self._client, self._scope.namespace, {s: rooms[s] for s in some})
+        def ask(asked_shards: Iterable[ShardName]) -> dict[ShardName, MemoryTaken]:
+            return make_room(
+                self._client, self._scope.namespace, {s: rooms[s] for s in asked_shards}
+            )
 
-        taken = ask_each(ask, [*rooms], on_unusable)
-        self._smaller -= taken.keys()
-        return sum(each.evicted for each in taken.values())
+        memory = ask_each(ask, [*rooms], on_unusable)
+        self._smaller -= memory.keys()
+        return sum(usage.evicted for usage in memory.values())
 
 
 def _most_memory(batch: Batch) -> int:
-    """The most bytes that a batch may take in Redis."""
+    """Returns an upper limit of the bytes that a batch takes in Redis."""
     texts, count = batch.columns.texts, batch.count
     if batch.plain:  # each record has the value of a column that is one line
         values = sum(len(text) * (1 if b"\n" in text else count) for text in texts)

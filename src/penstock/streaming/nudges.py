@@ -1,7 +1,8 @@
-"""Nudges: notifications that end the streamer's pause early.  A hint; nothing depends on their arrival.
+"""Nudges: notifications that end the streamer's pause early.
 
-NOTIFY needs no privilege, so anybody who can connect can send any number of any size.  They arrive on a connection of
-their own, which no other statement uses, and which is closed for a while as soon as more arrive than could be of use.
+A hint; nothing depends on their arrival.  NOTIFY needs no privilege, so anybody who can connect can
+send any number of any size.  They arrive on a connection of their own, which no other statement
+uses, and which is closed for a while as soon as more arrive than could be of use.
 """
 
 from collections.abc import Callable
@@ -22,20 +23,22 @@ WINDOW_S = 1.0
 """Interval in which nudges are counted, in seconds."""
 
 MAX_NUDGES = 1000
-"""More nudges than this in a window are a flood: a round that follows another within a millisecond needs none."""
+"""Limit of nudges in a window; more are a flood: rounds within a millisecond of another need
+none."""
 
 MAX_PAYLOAD_BYTES = 4096
-"""More bytes of payload than this are a flood, too: a nudge has none."""
+"""Limit of payload bytes; more are a flood, too: a nudge has none."""
 
 LISTEN_FROM_S = 0.002
-"""Shortest pause that a nudge can end, in seconds: epoll counts in whole milliseconds, and makes half of one into a whole."""
+"""Shortest pause that a nudge can end, in seconds: epoll counts in whole milliseconds, and rounds
+half of one up."""
 
 DEAF_S = 10.0
-"""Seconds that the streamer polls without nudges after a flood, or if it cannot listen."""
+"""Seconds for which the streamer polls without nudges after a flood, or if it cannot listen."""
 
 
 class Nudges:
-    """Waits for nudges, on a connection of its own."""
+    """Waits for nudges on its own connection."""
 
     def __init__(self, url: str, scope: Scope, clock: Callable[[], float] = monotonic) -> None:
         """Does not connect yet; see ``open``."""
@@ -46,7 +49,7 @@ class Nudges:
         self._reported = False
 
     def open(self) -> None:
-        """Listens, unless there was a flood a moment ago.  If it cannot, the streamer polls."""
+        """Listens, unless there was a flood just before.  If it cannot, the streamer polls."""
         self.close()
         if self._clock() < self._deaf_until:
             return
@@ -69,7 +72,8 @@ class Nudges:
         if self._connection is None or pause_s < LISTEN_FROM_S:
             sleep(pause_s)
             return False
-        # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs as much as an idle round.
+        # Not `notifies(timeout=pause_s)`: it busy-waits through the last millisecond, which costs
+        # as much as an idle round.
         with DefaultSelector() as selector:
             selector.register(self._connection, EVENT_READ)
             if not selector.select(pause_s):
@@ -81,11 +85,14 @@ class Nudges:
             return False
 
     def _receive(self, connection: Connection) -> bool:
-        """Takes what has arrived; libpq reads no more at a time than the socket holds.  Returns whether it was a nudge."""
+        """Takes the notifications that have arrived; returns whether there was a nudge.
+
+        libpq reads no more at a time than the socket holds.
+        """
         connection.pgconn.consume_input()
         if self._clock() >= self._window_ends:
             self._window_ends, self._nudges, self._bytes = self._clock() + WINDOW_S, 0, 0
-        before = self._nudges
+        previous = self._nudges
         while (nudge := connection.pgconn.notifies()) is not None:
             self._nudges += 1
             self._bytes += len(nudge.extra)
@@ -93,7 +100,7 @@ class Nudges:
         if self._nudges > MAX_NUDGES or self._bytes > MAX_PAYLOAD_BYTES:
             self._stop_listening(f"{self._nudges} nudges with {self._bytes} bytes")
             return False
-        return self._nudges > before
+        return self._nudges > previous
 
     def _stop_listening(self, reason: str) -> None:
         self._deaf_until = self._clock() + DEAF_S

@@ -1,18 +1,20 @@
 """The publisher replays the journal into Redis, from wherever Redis' own tail is.
 
-It keeps no position that could be wrong.  The script that appends compares the batch with the shard's tail, and its reply
-is what the publisher believes next.  A lost reply, a second publisher, a publisher that slept for an hour and a Redis that
-came back empty or older therefore all end in the same log.
+It keeps no position that could be wrong.  The script that appends compares the batch with the
+shard's tail, and its reply is what the publisher believes next.  A lost reply, a second publisher,
+a publisher that slept for an hour and a Redis that came back empty or older therefore all end in
+the same log.
 
-A large backlog is pipelined: Redis appends one batch while the next is prepared, and Postgres reads the one after it.  A
-small backlog goes in one call, so that consumers find all of it at once.
+A large backlog is pipelined: Redis appends one batch while the next is prepared, and Postgres reads
+the one after it.  A small backlog goes in one call, so that consumers find all of it at once.
 
-Records for an Ick are coalesced: a batch marks each member once, with the time of the first of its records.  For those of
-queues see ``queues``.
+Records for an Ick are coalesced: a batch marks each member once, with the time of the first of its
+records.  For those of queues see ``queues``.
 
-A shard that cannot be published, as ``channels.isolation`` lists, is left out and checked again every few seconds; the others
-go on.  If a call fails although both servers are well, each shard is published alone, in ever smaller parts, until the
-record at fault is found.  A changed lineage or a newer epoch stops the publisher.
+A shard that cannot be published, as ``channels.isolation`` lists, is left out and checked again
+every few seconds; the others go on.  If a call fails although both servers are well, each shard is
+published alone, in ever smaller parts, until the record at fault is found.  A changed lineage or a
+newer epoch stops the publisher.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -27,7 +29,15 @@ import psycopg
 import redis
 from typing_extensions import override
 
-from penstock.channels.batch_outcomes import Appended, Batch, Behind, FencedOff, Foreign, Reply, Unusable
+from penstock.channels.batch_outcomes import (
+    Appended,
+    Batch,
+    Behind,
+    FencedOff,
+    Foreign,
+    Reply,
+    Unusable,
+)
 from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import UNUSABLE, UnusableShards, leaving_out
 from penstock.crash_points import crashpoint
@@ -55,7 +65,7 @@ from penstock.streaming.tails import Tails, make_unusable
 from penstock.streaming.unpublished import BATCH_RECORDS, count_missing, unpublished
 
 SMALLER = 8
-"""A part that fails is tried again with so many times fewer records."""
+"""Divisor of the number of records after a part failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,58 +73,66 @@ class Published:
     """Result of one round of the publisher."""
 
     added: int = 0  # records that were new to the log
-    known: int = 0  # records that the log already had: sent again, or sent before by another publisher
-    healed: tuple[ShardName, ...] = ()  # shards whose log had less than expected, and are being replayed
+    known: int = (
+        0  # records that the log already had: sent again, or sent before by another publisher
+    )
+    healed: tuple[
+        ShardName, ...
+    ] = ()  # shards whose log had less than expected, and are being replayed
 
 
 NOTHING = Published()
 
 
 def refusal(batch: Batch, reply: Foreign) -> HistoryDiverged:
-    """The error of a log, or of a position, that holds another record than the journal."""
+    """Returns the error of a log, or a position, that holds another record than the journal."""
     return HistoryDiverged(
-        f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has another there. Either "
+        f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has "
+        "another there. Either "
         "Postgres has lost commits that were published, or two databases write to one namespace. "
         "See docs: errors#historydiverged; then: penstock reset epoch"
     )
 
 
 class Replies:
-    """The replies of a round, as far as they have to be acted upon after it."""
+    """Replies of a round, as far as something follows from them."""
 
-    def __init__(self, ends: Tails) -> None:
-        self._ends = ends
+    def __init__(self, tails: Tails) -> None:
+        self._ends = tails
         self._foreign: dict[ShardName, HistoryDiverged] = {}
         self._refused: set[ShardName] = set()
 
     def may_send(self, shard: ShardName) -> bool:
-        """True if nothing of the shard has failed."""
-        return not (shard in self._ends.unusable or shard in self._foreign or shard in self._refused)
+        """Returns whether nothing of the shard has failed."""
+        return not (
+            shard in self._ends.unusable or shard in self._foreign or shard in self._refused
+        )
 
     def take_foreign(self) -> Mapping[ShardName, HistoryDiverged]:
-        """The shards whose log holds other records than the journal; forgets them."""
+        """Returns the shards whose log differs from the journal, and forgets them."""
         foreign, self._foreign = self._foreign, {}
         return foreign
 
     def take_refused(self) -> set[ShardName]:
-        """The shards with a record that Redis does not take; forgets them."""
+        """Returns the shards with a record that Redis does not take, and forgets them."""
         refused, self._refused = self._refused, set()
         return refused
 
-    def add(self, done: Published, batch: Batch, reply: Reply) -> Published:
-        """Notes a reply; returns what has been done, with it."""
+    def add(self, published: Published, batch: Batch, reply: Reply) -> Published:
+        """Notes a reply; returns the results so far, with it."""
         match reply:
             case Appended(tail, added):
                 self._ends.move(batch.shard, tail, by_another=added < batch.count)
-                known = done.known + batch.count - added
-                return replace(done, added=done.added + added, known=known)
+                already_there = published.known + batch.count - added
+                return replace(published, added=published.added + added, known=already_there)
             case Behind(tail):
-                # An Ick that is ahead was marked by another publisher, in batches that began elsewhere.
+                # An Ick that is ahead was marked by another publisher, in batches that began
+                # elsewhere.
                 is_ahead = tail >= batch.first
                 self._ends.move(batch.shard, tail, by_another=is_ahead)
-                if is_ahead or batch.shard in done.healed:
-                    return done
-                return replace(done, healed=(*done.healed, batch.shard))
+                if is_ahead or batch.shard in published.healed:
+                    return published
+                return replace(published, healed=(*published.healed, batch.shard))
             case Unusable(UnpublishableRecord()):
                 self._refused.add(batch.shard)
             case Unusable(error):
@@ -123,24 +141,25 @@ class Replies:
                 self._foreign.setdefault(batch.shard, refusal(batch, reply))
             case FencedOff(epoch):
                 raise Fenced(
-                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in {batch.epoch}, which Postgres has left. "
+                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in {batch.epoch}, "
+                    "which Postgres has left. "
                     "Start it again"
                 )
             case _:
                 assert_never(reply)
-        return done
+        return published
 
 
 ROUND_S = 0.25
-"""Time budget of one publish round, in seconds.  Short enough that the streamer still ticks, retains and notices a stop
-several times a second; Redis is idle between two rounds."""
+"""Time budget of one publish round, in seconds.  Short enough that the streamer still ticks,
+retains and notices a stop several times a second; Redis is idle between two rounds."""
 
 
 class Publisher:
     """Publishes from the journal to Redis, on one connection to each.
 
-    It reads the shards of its own share from the journal.  Of other shares it publishes the inline records of a tick, and
-    the shards that it has taken over.
+    It reads the shards of its own share from the journal.  Of other shares it publishes the inline
+    records of a tick, and the shards that it has taken over.
     """
 
     def __init__(
@@ -168,11 +187,14 @@ class Publisher:
 
     @property
     def tails(self) -> dict[ShardName, Offset]:
-        """Last offset in the log of each shard, as last heard."""
+        """Returns the last known offset in the log of each shard."""
         return self.ends.log
 
     def refresh(self) -> None:
-        """Reads where the journal and the logs end, and what is registered: at the start, once in a while, and after any doubt."""
+        """Reads the ends of the journal and the logs, and what is registered.
+
+        Called at the start, at intervals, and after any doubt.
+        """
         channels = registered_channels(self._store)
         self.ends.update(channels)
         self._queues.update(channels)
@@ -183,7 +205,7 @@ class Publisher:
         self.ends.check_moved()
 
     def _check_unusable(self, shard: ShardName) -> None:
-        """Takes a shard back if its log is that of the journal, and the next of its records can be published."""
+        """Takes a shard back if its log is the journal's, and its next record can be published."""
         previous = self.unusable.errors[shard]
         with leaving_out(shard, self.unusable.add):
             check_tails(self._store, self._client, [shard])
@@ -196,7 +218,10 @@ class Publisher:
             self.unusable.remove(shard)
 
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
-        """Sends what the shards lack, one after the other, for about ``ROUND_S`` to logs and as long to Icks."""
+        """Sends the records that shards lack, one shard after the other.
+
+        Takes about ``ROUND_S`` for logs, and as long for Icks.
+        """
         try:
             return self._send(self.tails, prefetched)
         except (ServerUnavailable, psycopg.Error) as error:
@@ -205,46 +230,50 @@ class Publisher:
             return self._publish_each_alone()
 
     def _publish_each_alone(self) -> Published:
-        """Publishes the next records of each shard, one shard after the other; then leaves out those that failed."""
-        done, failed = Published(), []
+        """Publishes the next records of each shard in turn; then leaves out those that failed."""
+        published, failed = Published(), []
         for shard in self.ends.lacking:
             try:
-                done = self._publish_alone(shard, done, narrow=False)
+                published = self._publish_alone(shard, published, narrow=False)
             except (*UNUSABLE, ServerUnavailable, psycopg.Error):
                 failed.append(shard)
         for shard in failed:
             with leaving_out(shard, self.unusable.add):
-                done = self._publish_alone(shard, done)
-        return done
+                published = self._publish_alone(shard, published)
+        return published
 
-    def _publish_alone(self, shard: ShardName, done: Published = NOTHING, *, narrow: bool = True) -> Published:
-        """Publishes the next batch of a shard; with ``narrow``, in smaller and smaller parts if it fails."""
-        after, target = self.tails.get(shard, BEGINNING), self.ends.journal.get(shard, BEGINNING)
-        end = min(target, after + BATCH_RECORDS)
-        most = end - after
-        while after < end:
+    def _publish_alone(
+        self, shard: ShardName, published: Published = NOTHING, *, narrow: bool = True
+    ) -> Published:
+        """Publishes a shard's next batch; with ``narrow``, in ever smaller parts if it fails."""
+        position, target = self.tails.get(shard, BEGINNING), self.ends.journal.get(shard, BEGINNING)
+        end = min(target, position + BATCH_RECORDS)
+        most = end - position
+        while position < end:
             try:
-                batch, reply = self._send_part(shard, after, target, most)
+                batch, reply = self._send_part(shard, position, target, most)
             except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
                 if not narrow or not self._is_about_a_record(error):
                     raise
                 if most == 1:
-                    raise self._make_error(shard, Offset(after + 1), error) from error
+                    raise self._make_error(shard, Offset(position + 1), error) from error
                 most = max(1, most // SMALLER)
                 continue
-            done = self._replies.add(done, batch, reply)
-            if not isinstance(reply, Appended | Behind) or reply.tail <= after:
+            published = self._replies.add(published, batch, reply)
+            if not isinstance(reply, Appended | Behind) or reply.tail <= position:
                 break
-            after = reply.tail
+            position = reply.tail
         self._check_foreign()
-        return done
+        return published
 
-    def _send_part(self, shard: ShardName, after: Offset, target: Offset, most: int) -> tuple[Batch, Reply]:
-        """Sends the next records of a shard in a call of their own."""
+    def _send_part(
+        self, shard: ShardName, position: Offset, target: Offset, most: int
+    ) -> tuple[Batch, Reply]:
+        """Sends the next records of a shard in a separate call."""
         reading = unpublished(
             self._store,
             {shard: target},
-            {shard: after},
+            {shard: position},
             epoch=self._epoch,
             until=monotonic(),
             most=most,
@@ -258,9 +287,10 @@ class Publisher:
         return batch, reply
 
     def _is_about_a_record(self, error: Exception) -> bool:
-        """True if the servers are well, so that what was read or sent is at fault.
+        """Returns whether the servers are well, so that the records read or sent are at fault.
 
-        Redis breaks the connection on a record that is too large for it, and takes the next connection.
+        Redis breaks the connection on a record that is too large for it, and takes the next
+        connection.
         """
         if isinstance(error, psycopg.Error):
             return classify(error) is ErrorKind.STATEMENT
@@ -273,21 +303,30 @@ class Publisher:
         except redis.RedisError:
             return False
 
-    def _make_error(self, shard: ShardName, offset: Offset, error: Exception) -> UnpublishableRecord:
-        found = records_at(self._store, {shard: offset}).get(shard)
-        record = f"{shard} offset {offset} (record {found.id if found else 'unknown'})"
+    def _make_error(
+        self, shard: ShardName, offset: Offset, error: Exception
+    ) -> UnpublishableRecord:
+        records = records_at(self._store, {shard: offset}).get(shard)
+        record = f"{shard} offset {offset} (record {records.id if records else 'unknown'})"
         match error:
             case psycopg.Error():
                 why = f"Postgres cannot read it: {type(error).__name__}"
             case UnpublishableRecord():
                 why = str(error)
             case _:
-                why = "Redis breaks the connection when it is sent. Is it larger than proto-max-bulk-len?"
+                why = (
+                    "Redis breaks the connection when it is sent. "
+                    "Is it larger than proto-max-bulk-len?"
+                )
         return UnpublishableRecord(f"{record}: {why} See docs: errors#unpublishablerecord")
 
     def resend(self, records: int) -> Published:
-        """Sends the last ``records`` of each shard again, as after a lost reply: the log must not change.  Raises as ``publish``."""
-        # Not of a shard that was taken over: there, a record that the log has shows that its own streamer is back.
+        """Sends the last ``records`` of each shard again, as after a lost reply.
+
+        The log must not change.  Raises as ``publish``.
+        """
+        # Not of a shard that was taken over: there, a record that the log has shows that its own
+        # streamer is back.
         earlier = {
             shard: tail if shard in self.ends.taken else Offset(max(0, tail - records))
             for shard, tail in self.tails.items()
@@ -296,10 +335,14 @@ class Publisher:
         return self._send(earlier, may_begin=False)
 
     def _send(
-        self, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch] = (), *, may_begin: bool = True
+        self,
+        tails: Mapping[ShardName, Offset],
+        prefetched: Sequence[Batch] = (),
+        *,
+        may_begin: bool = True,
     ) -> Published:
-        """Sends what comes after ``tails``."""
-        done = Published()
+        """Sends the records after ``tails``."""
+        published = Published()
         for kind in [kind for kind in self._senders if kind in self.ends.kinds]:
             records = count_missing(self.ends.targets(kind), tails)
             with (
@@ -308,15 +351,15 @@ class Publisher:
             ):
                 for batch, reply in replies:
                     crashpoint("publisher.after_append")
-                    done = self._replies.add(done, batch, reply)
+                    published = self._replies.add(published, batch, reply)
         self._check_foreign()
         for shard in self._replies.take_refused():
             with leaving_out(shard, self.unusable.add):
-                done = self._publish_alone(shard, done)
-        return done
+                published = self._publish_alone(shard, published)
+        return published
 
     def _check_foreign(self) -> None:
-        """Leaves out the shards whose log holds other records than the journal, unless Postgres has lost commits."""
+        """Leaves out shards with a log unlike the journal, unless Postgres has lost commits."""
         foreign = self._replies.take_foreign()
         self.ends.check([*foreign])
         for shard, error in foreign.items():
@@ -324,21 +367,26 @@ class Publisher:
                 raise error
 
     def keep_budgets(self) -> int:
-        """Evicts what its own logs have beyond the memory of their channels; returns the number of entries."""
+        """Evicts entries of its own logs beyond their memory budgets; returns how many."""
         shards = [shard for shard in self.ends.own if shard not in self.unusable]
         return self._budgets.keep(shards, self.unusable.add)
 
     def maintain_queues(self, *, everywhere: bool = False) -> int:
-        """Gives Redis waiting records, and those that it lacks, for a while."""
+        """Gives Redis waiting records, and those that it lacks, for a limited time."""
         shards = self.ends.known if everywhere else self.ends.own
         filled = [s for s in shards if s in self.ends.journal and s not in self.unusable]
         tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
         return self._queues.maintain(tails)
 
     def _batches(
-        self, kind: str, tails: Mapping[ShardName, Offset], prefetched: Sequence[Batch], *, may_begin: bool
+        self,
+        kind: str,
+        tails: Mapping[ShardName, Offset],
+        prefetched: Sequence[Batch],
+        *,
+        may_begin: bool,
     ) -> Generator[Batch, None, None]:
-        """Prefetched batches that continue a log, then batches of the journal."""
+        """Yields prefetched batches that continue a log, then batches of the journal."""
         following = [
             batch
             for batch in prefetched
@@ -366,7 +414,10 @@ class Publisher:
 
 
 class SlicePublisher(Publisher):
-    """Publishes at most ``most`` records a call; a record that has to be found among others may take a few more."""
+    """Publishes at most ``most`` records a call.
+
+    Finding a record at fault among others may take a few more.
+    """
 
     def __init__(self, *servers: Any, most: int, **options: Any) -> None:
         """See ``Publisher`` for the rest."""
@@ -375,24 +426,27 @@ class SlicePublisher(Publisher):
 
     @override
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
-        whole = self.ends.journal
-        usable = {shard: tail for shard, tail in whole.items() if shard not in self.unusable}
+        target = self.ends.journal
+        usable = {shard: tail for shard, tail in target.items() if shard not in self.unusable}
         self.ends.journal = nearest(usable, self.tails, self._most)
         try:
             return super().publish(prefetched)
         finally:
-            self.ends.journal = whole
+            self.ends.journal = target
 
 
 def nearest(
     target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset], most: int
 ) -> dict[ShardName, Offset]:
-    """A target of at most ``most`` records beyond ``tails``, beginning with any shard: none is always the last."""
+    """Returns a target of at most ``most`` records beyond ``tails``.
+
+    It begins with any shard, so none is always the last.
+    """
     lacking = [shard for shard, tail in target.items() if tail > tails.get(shard, BEGINNING)]
-    at = randrange(len(lacking)) if lacking else 0  # noqa: S311  not for secrets
-    found, left = dict(target), most
-    for shard in lacking[at:] + lacking[:at]:
+    start = randrange(len(lacking)) if lacking else 0  # noqa: S311  not for secrets
+    targets, remaining = dict(target), most
+    for shard in lacking[start:] + lacking[:start]:
         tail = tails.get(shard, BEGINNING)
-        found[shard] = Offset(min(target[shard], tail + left))
-        left -= found[shard] - tail
-    return found
+        targets[shard] = Offset(min(target[shard], tail + remaining))
+        remaining -= targets[shard] - tail
+    return targets

@@ -1,11 +1,11 @@
-"""Retention removes what every consumer has passed and ``keep`` no longer holds, in Postgres and in Redis alike.
+"""Retention removes what every consumer has passed and ``keep`` no longer holds, on both servers.
 
-The slowest checkpoint decides, never a length: a consumer that was away finds everything when it comes back.  Postgres
-first, then Redis: surplus entries in Redis are harmless.
+The slowest checkpoint decides, never a length: a consumer that was away finds everything when it
+comes back.  Postgres first, then Redis: surplus entries in Redis are harmless.
 
-Records marked in an Ick stay in Postgres until every member they marked has been processed, so that a Redis that comes
-back empty can be given all marks again that it may have lost.  Those of a queue stay until they are done: retention removes
-their names from the journal, and none of them.
+Records marked in an Ick stay in Postgres until every member they marked has been processed, so that
+a Redis that comes back empty can be given all marks again that it may have lost.  Those of a queue
+stay until they are done: retention removes their names from the journal, and none of them.
 """
 
 from collections import deque
@@ -33,14 +33,15 @@ from penstock.streaming.publisher import Publisher
 log = structlog.get_logger("penstock.streamer")
 
 RECORDS_PER_TRANSACTION = 5000
-"""A transaction removes no further journal row after this many records, which keeps it short: about 20 ms."""
+"""Number of records after which a transaction removes no further journal row, which keeps it short:
+about 20 ms."""
 
 TICKS_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """Result of one round of retention: records removed from Postgres, entries from the log; shards left for want of time."""
+    """Result of a round of retention: rows removed from Postgres, entries from logs, shards left."""
 
     records: int = 0
     evicted: int = 0
@@ -49,7 +50,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class _Removed:
-    """Result of one transaction: records that the removed journal rows named, those that were there, the last offset, if any."""
+    """Result of one transaction: records in removed journal rows, rows removed, last offset."""
 
     journaled: int
     removed: int
@@ -66,45 +67,55 @@ def retain(  # noqa: PLR0913  two servers, and what is known of the channel
     until: float = inf,
     on_unusable: OnUnusable | None = None,
 ) -> Retained:
-    """Removes from the shards of a channel, one after the other, until nothing is left to remove or time is up.
+    """Removes from the shards of a channel, in turn, until nothing remains or time is up.
 
-    The channel's ``keep`` is counted from the time of sequencing, by Postgres' clock.  A shard without consumers is kept
-    until it is published, a shard of an Ick until its members have been processed, by whomever.
+    The channel's ``keep`` is counted from the time of sequencing, by Postgres' clock.  A shard
+    without consumers is kept until it is published, a shard of an Ick until its members have been
+    processed, by whomever.
 
-    ``tails`` are the last offsets in the log.  At least one of ``shards`` (None is all) is processed, however late ``until``
-    is, by the monotonic clock.  ``on_unusable`` is called with one whose keys cannot be used; None raises.
+    ``tails`` are the last offsets in the log.  At least one of ``shards`` (None is all) is
+    processed, however late ``until`` is, by the monotonic clock.  ``on_unusable`` is called with a
+    shard whose keys cannot be used; None raises.
     """
     records, evicted = 0, 0
-    left = deque(channel.shard_names if shards is None else shards)
+    remaining = deque(channel.shard_names if shards is None else shards)
     kind = get_kind(channel.kind)
     if kind.passed is not None:
-        tails = ask_each(partial(kind.passed, client, store.scope.namespace), left, on_unusable)
-        left = deque(tails)
-    while left:
-        shard = left.popleft()
-        done = _remove_passed(store, channel, shard, tails.get(shard, BEGINNING))
-        records += done.removed
-        if done.journaled >= RECORDS_PER_TRANSACTION:
-            left.append(shard)
-        if done.last_offset is not None and kind.evict is not None:
+        tails = ask_each(
+            partial(kind.passed, client, store.scope.namespace), remaining, on_unusable
+        )
+        remaining = deque(tails)
+    while remaining:
+        shard = remaining.popleft()
+        transaction = _remove_passed(store, channel, shard, tails.get(shard, BEGINNING))
+        records += transaction.removed
+        if transaction.journaled >= RECORDS_PER_TRANSACTION:
+            remaining.append(shard)
+        if transaction.last_offset is not None and kind.evict is not None:
             with leaving_out(shard, on_unusable):
-                evicted += kind.evict(client, store.scope.namespace, shard, Offset(done.last_offset + 1))
+                evicted += kind.evict(
+                    client, store.scope.namespace, shard, Offset(transaction.last_offset + 1)
+                )
                 crashpoint("retention.after_evict")
         if monotonic() >= until:
             break
-    return Retained(records, evicted, tuple(left))
+    return Retained(records, evicted, tuple(remaining))
 
 
 def _remove_passed(store: Store, channel: Channel, shard: ShardName, tail: Offset) -> _Removed:
     """Removes rows of one shard, in one transaction."""
-    where, has_jobs = {"channel": shard.channel, "shard": shard.shard}, channel.traits.has_jobs
+    parameters, has_jobs = {"channel": shard.channel, "shard": shard.shard}, channel.traits.has_jobs
     with store.transaction(f"retaining {shard}"):
         store.execute("prepare_retention")
-        store.execute("lock_channel", where)
-        slowest = None if has_jobs else store.value("slowest_checkpoint", where)
+        store.execute("lock_channel", parameters)
+        slowest = None if has_jobs else store.value("slowest_checkpoint", parameters)
         floor = tail if slowest is None else min(slowest, tail)
-        limits = {"floor": floor, "keep": timedelta(seconds=channel.keep), "records": RECORDS_PER_TRANSACTION}
-        [row] = store.rows("trim_queue" if has_jobs else "remove_passed", {**where, **limits})
+        limits = {
+            "floor": floor,
+            "keep": timedelta(seconds=channel.keep),
+            "records": RECORDS_PER_TRANSACTION,
+        }
+        [row] = store.rows("trim_queue" if has_jobs else "remove_passed", {**parameters, **limits})
         crashpoint("retention.before_commit")
     crashpoint("retention.after_commit")
     return _Removed(*row)
@@ -118,15 +129,28 @@ def remove_old_ticks(store: Store) -> None:
 NOTES_PER_TRANSACTION = 5000
 
 NOTES_KEPT = timedelta(days=7)
-"""How long a job's failed attempts are kept at the least: an operator may look at its dead letter after a weekend."""
+"""Minimum time for which a job's failed attempts are kept: an operator may look at its dead letter
+after a weekend."""
 
 
 def remove_old_notes(store: Store, channels: Iterable[Channel]) -> bool:
-    """Removes notes on jobs of queues, and results, that are older than ``keep``; true if there may be more."""
-    keep = {each.name: timedelta(seconds=each.keep) for each in channels if each.traits.has_jobs}
+    """Removes notes on jobs, and results, older than ``keep``.
+
+    Returns whether there may be more.
+    """
+    keep = {
+        channel.name: timedelta(seconds=channel.keep)
+        for channel in channels
+        if channel.traits.has_jobs
+    }
     if not keep:
         return False
-    values = {"channels": [*keep], "keep": [*keep.values()], "attempts_kept": NOTES_KEPT, "most": NOTES_PER_TRANSACTION}
+    values = {
+        "channels": [*keep],
+        "keep": [*keep.values()],
+        "attempts_kept": NOTES_KEPT,
+        "most": NOTES_PER_TRANSACTION,
+    }
     [removed] = store.rows("remove_old_notes", values, doing="removing old notes on jobs")
     return NOTES_PER_TRANSACTION in removed
 
@@ -136,14 +160,19 @@ RETAIN_S = 0.01
 """Time budget of retention in one round, in seconds: records staged meanwhile wait for it."""
 
 CAPTURE_EVERY_S = 60.0
-"""Interval, in seconds, at which the triggers of rules are compared with their tables: DDL does not wait for a restart."""
+"""Interval, in seconds, at which the triggers of rules are compared with their tables: DDL does not
+wait for a restart."""
 
 EVERYWHERE_EVERY = 6
-"""Every 6th retention also covers shards of other shares, in case their streamer is down."""
+"""Interval, in retentions, of those that also cover shards of other shares, in case their streamer
+is down."""
 
 
 class StreamerUpkeep:
-    """The upkeep of one streamer; the next retention is due at ``retain_at``, by the monotonic clock."""
+    """Upkeep of one streamer.
+
+    The next retention is due at ``retain_at``, by the monotonic clock.
+    """
 
     def __init__(self, pipeline: Pipeline, clock: Callable[[], float] = monotonic) -> None:
         self._pipeline, self._clock = pipeline, clock
@@ -162,7 +191,7 @@ class StreamerUpkeep:
         self._faults.reopen()
 
     def note_faults(self, store: Store, publisher: Publisher, *, sequences: bool) -> None:
-        """Notes which shards are stopped, and, if this streamer sequences, which records get no offset."""
+        """Notes stopped shards, and, if this streamer sequences, records that get no offset."""
         if sequences:
             self._faults.update(store)
             if self._clock() >= self._capture_at:
@@ -170,17 +199,19 @@ class StreamerUpkeep:
         self._faults.note_stopped(store, publisher.unusable.errors, publisher.ends.others)
 
     def _note_captures(self, store: Store) -> None:
-        """Logs, once, by which table changes are lost, or staged in another form than declared."""
+        """Logs, once, tables whose changes are lost, or staged in another form than declared."""
         self._capture_at = self._clock() + CAPTURE_EVERY_S
         lost = {
-            fault.message: fault.fix for fault in inspect_triggers(store.connection, self._pipeline) if fault.is_refused
+            fault.message: fault.fix
+            for fault in inspect_triggers(store.connection, self._pipeline)
+            if fault.is_refused
         }
         for message in lost.keys() - self._lost:
             log.error("changes not captured", reason=message, fix=lost[message])
         self._lost = set(lost)
 
     def sweep(self, store: Store, publisher: Publisher) -> None:
-        """As ``note_faults``, and checks the next shard for records that have lost their offsets."""
+        """Notes faults, and checks the next shard for records that have lost their offsets."""
         self.note_faults(store, publisher, sequences=True)
         shards = publisher.ends.known
         self._swept += 1
@@ -188,12 +219,12 @@ class StreamerUpkeep:
             check_missed(store, shards[self._swept % len(shards)])
 
     def retain(self, store: Store, client: RedisClient, publisher: Publisher) -> int:
-        """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed."""
+        """Continues retention for ``RETAIN_S``; returns the number of records removed."""
         if not self._to_retain:
             publisher.keep_budgets()
             self._declared = dict(self._pipeline.channels)
             self._to_retain = self._choose_shards(publisher)
-        removed, left = 0, {}
+        removed, remaining = 0, {}
         for name, shards in self._to_retain.items():
             retained = retain(
                 store,
@@ -206,9 +237,9 @@ class StreamerUpkeep:
             )
             removed += retained.records
             if retained.left:
-                left[name] = retained.left
-        self._to_retain = left
-        if not left:
+                remaining[name] = retained.left
+        self._to_retain = remaining
+        if not remaining:
             remove_old_ticks(store)
             self._faults.forget(store)
             has_more = remove_old_notes(store, self._declared.values())

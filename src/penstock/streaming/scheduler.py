@@ -1,13 +1,15 @@
-"""Stages the jobs of schedules, exactly one a slot, and those that follow groups of jobs, however many streamers run.
+"""Stages the jobs of schedules, one per slot, and those after groups, with any number of streamers.
 
-A slot is taken by moving the schedule's row on, in the transaction that stages its job.  What time it is, Postgres says; a streamer whose
-clock is wrong changes nothing.  If Postgres' was ahead for a while, the next time is moved back to what is due.  The row holds the
-schedule as the streamer that started last has declared it: after a deploy the new one holds, and streamers of the old release leave it
-alone.
+A slot is taken by moving the schedule's row on, in the transaction that stages its job.  What time
+it is, Postgres says; a streamer whose clock is wrong changes nothing.  If Postgres' was ahead for a
+while, the next time is moved back to what is due.  The row holds the schedule as the streamer that
+started last has declared it: after a deploy the new one holds, and streamers of the old release
+leave it alone.
 
-A member of a group is left as long as its staged row is there, whatever becomes of it: done, cancelled, a dead letter, or deleted by an
-operator.  So no worker counts, and none waits for another one's count.  One statement marks groups that have ended and stages what
-follows; streamers that run at the same time skip each other's.
+A member of a group is left as long as its staged row is there, whatever becomes of it: done,
+cancelled, a dead letter, or deleted by an operator.  So no worker counts, and none waits for
+another one's count.  One statement marks groups that have ended and stages what follows; streamers
+that run at the same time skip each other's.
 """
 
 import json
@@ -34,14 +36,14 @@ from penstock.staging.rows import Insert
 log = structlog.get_logger("penstock.streamer")
 
 MAX_ENDED = 100
-"""Limit of the groups that are ended in one statement."""
+"""Limit of the groups that one statement ends."""
 
 GROUPS_S = 0.1
 """Time budget of groups in one round, in seconds: records staged meanwhile wait for it."""
 
 
 class _Row(NamedTuple):
-    """A schedule as it is registered, and Postgres' time."""
+    """A schedule as registered, and Postgres' time."""
 
     name: str
     channel: str
@@ -66,12 +68,14 @@ class _Row(NamedTuple):
 
 
 class Scheduler:
-    """The schedules of a pipeline."""
+    """Schedules of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._specs = pipeline.schedules
         self._declared = {name: make_declaration(spec) for name, spec in self._specs.items()}
-        self._expected: dict[str, tuple[datetime, datetime | None]] = {}  # next slots after a moment
+        self._expected: dict[
+            str, tuple[datetime, datetime | None]
+        ] = {}  # next slots after a moment
         self._others: dict[str, float] = {}  # since when schedules are declared otherwise
         self._failed: dict[str, str] = {}
 
@@ -86,7 +90,10 @@ class Scheduler:
                 self._declare(store, name, rows.get(name))
 
     def stage_due(self, store: Store) -> int:
-        """Stages the jobs that are due; returns how many.  A schedule whose job cannot be staged is logged, and tried again."""
+        """Stages the jobs that are due; returns how many.
+
+        A schedule whose job cannot be staged is logged, and tried again.
+        """
         if not self._specs:
             return 0
         staged = 0
@@ -104,10 +111,12 @@ class Scheduler:
         return staged
 
     def _read(self, store: Store) -> list[_Row]:
-        return store.objects(_Row, "read_schedules", {"names": list(self._specs)}, doing="reading schedules")
+        return store.objects(
+            _Row, "read_schedules", {"names": list(self._specs)}, doing="reading schedules"
+        )
 
     def _run(self, store: Store, row: _Row) -> int:
-        """Does with a schedule what it needs now; returns the number of jobs that were staged."""
+        """Does what a schedule needs now; returns the number of staged jobs."""
         if row.declaration != self._declared[row.name]:
             self._note_other(row)
             if row.is_late:  # a streamer of another release, which is gone, has declared it
@@ -120,19 +129,26 @@ class Scheduler:
         return 0
 
     def _note_other(self, row: _Row) -> None:
-        """Logs once that another service has a schedule of the name, and no other release, which soon would be the only one."""
+        """Logs once that another service has a schedule of this name.
+
+        Another release is not reported: it soon is the only one.
+        """
         since = self._others.setdefault(row.name, monotonic())
         if monotonic() - since >= LATE_S:
             self._others[row.name] = inf
-            log.warning("schedule declared elsewhere", schedule=row.name, queue=row.channel, every=row.every)
+            log.warning(
+                "schedule declared elsewhere", schedule=row.name, queue=row.channel, every=row.every
+            )
 
-    def _declare(self, store: Store, name: str, before: _Row | None) -> None:
+    def _declare(self, store: Store, name: str, previous: _Row | None) -> None:
         with postgres_errors(f"registering schedule {name}"):
             [(now,)] = store.connection.execute("SELECT clock_timestamp()", binary=True).fetchall()
             next_at = self._specs[name].next_slot(now)
             store.execute("declare_schedule", self._values(name, next_at=next_at))
-        if before is not None:
-            log.info("schedule changed", schedule=name, queue=before.channel, every=before.every)
+        if previous is not None:
+            log.info(
+                "schedule changed", schedule=name, queue=previous.channel, every=previous.every
+            )
 
     def _stage(self, store: Store, spec: ScheduleSpec) -> int:
         with store.transaction(f"staging the job of schedule {spec.name}"):
@@ -142,28 +158,42 @@ class Scheduler:
             first, now = row
             slots = spec.due(first, now)
             if rows := [make_scheduled(spec, slot) for slot in slots]:
-                insert_directly(store.connection, Insert(store.scope.schema, rows, [spec.queue]), "schedule")
+                insert_directly(
+                    store.connection, Insert(store.scope.schema, rows, [spec.queue]), "schedule"
+                )
             last = slots[-1] if slots else None
-            after = last if spec.catch_up == "all" and last is not None else now
-            moved: dict[str, datetime | None] = {"next_at": spec.next_slot(after), "last_at": last}
+            since = last if spec.catch_up == "all" and last is not None else now
+            times: dict[str, datetime | None] = {"next_at": spec.next_slot(since), "last_at": last}
             skipped = (first, slots[0] if slots else now) if slots[:1] != [first] else (None, None)
-            moved |= zip(("skipped_since", "skipped_until"), skipped, strict=True)
-            store.execute("move_schedule", self._values(spec.name, **moved))
+            times |= zip(("skipped_since", "skipped_until"), skipped, strict=True)
+            store.execute("move_schedule", self._values(spec.name, **times))
         if any(skipped):
-            log.warning("schedule skipped times", schedule=spec.name, since=str(skipped[0]), until=str(skipped[1]))
+            log.warning(
+                "schedule skipped times",
+                schedule=spec.name,
+                since=str(skipped[0]),
+                until=str(skipped[1]),
+            )
         return len(slots)
 
     def _move_back(self, store: Store, row: _Row) -> None:
-        """Has a schedule go on with what is due next: Postgres' clock was ahead when it was moved on."""
+        """Moves a schedule back to what is due next, if Postgres' clock was ahead."""
         expected = self._find_expected(row)
-        if expected is None or (row.next_at is not None and row.next_at - expected <= timedelta(seconds=LATE_S)):
+        if expected is None or (
+            row.next_at is not None and row.next_at - expected <= timedelta(seconds=LATE_S)
+        ):
             return
         values = {"name": row.name, "next_at": expected, "ahead": row.next_at}
         store.execute("move_schedule_back", values, doing=f"moving schedule {row.name}")
-        log.warning("schedule moved back", schedule=row.name, ahead=str(row.next_at), next=str(expected))
+        log.warning(
+            "schedule moved back", schedule=row.name, ahead=str(row.next_at), next=str(expected)
+        )
 
     def _find_expected(self, row: _Row) -> datetime | None:
-        """The first slot after Postgres' time, but for one that has its job already, since a clock was ahead."""
+        """Returns the first slot after Postgres' time that has no job yet.
+
+        The first may have its job already, if a clock was ahead.
+        """
         since, slot = self._expected.get(row.name, (row.now, row.now))
         if not since <= row.now or (slot is not None and (slot <= row.now or slot == row.last_at)):
             spec = self._specs[row.name]
@@ -173,62 +203,78 @@ class Scheduler:
             self._expected[row.name] = row.now, slot
         return slot
 
-    def _values(self, name: str, **more: datetime | None) -> dict[str, Any]:
-        own = dict(zip(("channel", "every", "timezone", "digest"), self._declared[name], strict=True))
-        return {"name": name, **own, **more}
+    def _values(self, name: str, **times: datetime | None) -> dict[str, Any]:
+        declared = dict(
+            zip(("channel", "every", "timezone", "digest"), self._declared[name], strict=True)
+        )
+        return {"name": name, **declared, **times}
 
 
 def make_declaration(spec: ScheduleSpec) -> tuple[str, str, str, str]:
-    """A schedule as it is registered: queue, times, time zone, and a digest of its jobs and how it catches up."""
+    """Returns a schedule as registered: queue, times, time zone, and digest.
+
+    The digest is of its jobs, and how it catches up.
+    """
     *fields, headers = json.loads(make_scheduled(spec))
     text = json.dumps([fields, headers.get(RESERVED), spec.catch_up], sort_keys=True)
     return spec.queue.name, spec.text, spec.timezone, sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_away(error: Exception) -> bool:
-    """True if Postgres cannot do anything now; a right of a producer's that is missing stops nothing else."""
+    """Returns whether Postgres cannot do anything now.
+
+    A producer's right that is missing stops nothing else.
+    """
     return isinstance(error, ServerUnavailable) and not isinstance(error, PrivilegeMissing)
 
 
 class JobGroups:
-    """The groups of one schema's jobs."""
+    """Groups of one schema's jobs."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._has_queues = any(each.traits.has_jobs for each in pipeline.channels.values())
+        self._has_queues = any(channel.traits.has_jobs for channel in pipeline.channels.values())
         self._failed: dict[str, str] = {}
 
     def stage_following(self, store: Store) -> int:
-        """Ends groups, for ``GROUPS_S``; returns how many.  What cannot be staged is logged once, and tried again."""
+        """Ends groups, for ``GROUPS_S``; returns how many.
+
+        An error is logged once, and the group tried again.
+        """
         if not self._has_queues:
             return 0
-        ended, end = 0, monotonic() + GROUPS_S
+        group_count, end = 0, monotonic() + GROUPS_S
         try:
-            names = [name for (name,) in store.rows("groups_to_end", doing="reading groups of jobs")]
+            names = [
+                name for (name,) in store.rows("groups_to_end", doing="reading groups of jobs")
+            ]
             if not names:
                 self._failed.clear()
             while names and monotonic() < end:
-                ended += self._end(store, names[:MAX_ENDED])
+                group_count += self._end(store, names[:MAX_ENDED])
                 del names[:MAX_ENDED]
         except PenstockError as error:
             if _is_away(error):
                 raise
             self._log(error)
-        return ended
+        return group_count
 
     def _end(self, store: Store, names: list[str]) -> int:
-        """Ends groups in one statement; if it fails because of one of them, each in its own."""
+        """Ends groups in one statement; if one of them makes it fail, each in its own."""
         try:
-            ended = store.value("end_groups", {"names": names}, doing="ending groups of jobs")
+            group_count = store.value("end_groups", {"names": names}, doing="ending groups of jobs")
         except psycopg.Error as error:
             if len(names) > 1:
                 return sum(self._end(store, [name]) for name in names)
             self._log(error, *names)
             return 0
-        return int(ended)
+        return int(group_count)
 
     def _log(self, error: Exception, group: str = "") -> None:
-        """Logs what is new; the text of an error of Postgres may hold what the group stages."""
-        reason, named = describe(error), {"group": group} if group else {}
+        """Logs new errors.
+
+        The text of an error of Postgres may hold what the group stages.
+        """
+        reason, fields = describe(error), {"group": group} if group else {}
         if self._failed.get(group) != reason:
-            log.error("group failed", reason=reason, **named)
+            log.error("group failed", reason=reason, **fields)
         self._failed[group] = reason

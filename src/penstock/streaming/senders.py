@@ -1,4 +1,7 @@
-"""Sending the journal's batches to each kind of channel.  A kind that needs Postgres for it has its sender beside its statements: ``queues``."""
+"""Senders of the journal's batches to each kind of channel.
+
+A kind that needs Postgres has its sender beside its statements: ``queues``.
+"""
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -15,20 +18,20 @@ from penstock.streaming.tails import Tails
 from penstock.streaming.unpublished import BATCH_RECORDS, group_batches, read_ahead
 
 Replies = Generator[tuple[Batch, Reply], None, None]
-"""Each batch that was sent, with the reply to it."""
+"""Each sent batch, with the reply to it."""
 
 
 class Sender(Protocol):
-    """Sends batches to the shards of one kind of channel.  What is sent twice must change nothing."""
+    """Sends batches to the shards of one kind of channel; sending twice must change nothing."""
 
     reads_once: bool
     """Whether a round reads one batch of each shard, and no more."""
 
     def send(self, batch: Batch) -> Reply:
-        """Sends one batch in a call of its own."""
+        """Sends one batch in a separate call."""
 
     def send_all(self, batches: Iterator[Batch], records: int) -> Replies:
-        """Sends batches as they are read; ``records`` is about how many records they have."""
+        """Sends batches as they are read; ``records`` is their approximate number of records."""
 
     def check(self, shard: ShardName) -> None:
         """Raises the error of a shard whose keys cannot be used."""
@@ -39,9 +42,11 @@ class LogSender:
 
     reads_once = False
 
-    def __init__(self, client: RedisClient, scope: Scope, ends: Tails, budgets: MemoryBudgets) -> None:
+    def __init__(
+        self, client: RedisClient, scope: Scope, tails: Tails, budgets: MemoryBudgets
+    ) -> None:
         self._client, self._namespace = client, scope.namespace
-        self._ends, self._budgets = ends, budgets
+        self._ends, self._budgets = tails, budgets
 
     def send(self, batch: Batch) -> Reply:
         """Makes room, and appends."""
@@ -49,7 +54,10 @@ class LogSender:
         return reply
 
     def send_all(self, batches: Iterable[Batch], records: int) -> Replies:
-        """Appends a few in one call; of many, several are under way: one that follows a refused one is refused too."""
+        """Appends a few batches in one call, and many with several under way.
+
+        A batch that follows a refused one is refused, too.
+        """
         formed = self._form_all(batches)
         if records <= BATCH_RECORDS:
             for group in group_batches(formed):
@@ -62,19 +70,19 @@ class LogSender:
             yield from replies
 
     def _form_all(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches without those of shards that cannot be used here."""
+        """Yields the batches, without those of shards that cannot be used here."""
         for batch in batches:
             with leaving_out(batch.shard, self._ends.unusable.add):
                 yield self._form(batch)
 
     def _form(self, batch: Batch) -> Batch:
-        """The batch as its channel stores it, with room for it."""
+        """Returns the batch as its channel stores it, and makes room for it."""
         formed = batch.stored_as(self._ends.entries(batch.shard))
         self._budgets.make_room(formed)
         return formed
 
     def check(self, shard: ShardName) -> None:
-        """Leaves it to those who read the log's end."""
+        """Does nothing: readers of the log's end check it."""
 
 
 class IckSender:
@@ -86,14 +94,14 @@ class IckSender:
         self._client, self._namespace = client, scope.namespace
 
     def send(self, batch: Batch) -> Reply:
-        """Marks each member once."""
+        """Returns marks each member once."""
         return mark(self._client, self._namespace, batch)
 
     def send_all(self, batches: Iterable[Batch], _: int) -> Replies:
-        """Marks one batch after the other."""
+        """Returns marks one batch after the other."""
         for batch in batches:
             yield batch, self.send(batch)
 
     def check(self, shard: ShardName) -> None:
-        """Reads the Ick's progress, with a script that looks at all of its keys."""
+        """Reads the Ick's progress, with a script that reads all of its keys."""
         update_progress(self._client, self._namespace, [shard])

@@ -1,14 +1,14 @@
 """The sequencer gives every committed staged record its offset.
 
-Ids are drawn before commit, so a smaller id can appear after a larger one.  What was committed between two rounds is
-therefore not a range of ids but the difference of two snapshots:
+Ids are drawn before commit, so a smaller id can appear after a larger one.  What was committed
+between two rounds is therefore not a range of ids but the difference of two snapshots:
 
     tick(n) = visible in snapshot(n) and not visible in snapshot(n - 1)
 
-A tick writes ids to the journal and stores its snapshot, in one statement that is its own transaction: Postgres commits
-before it answers, and a suspended sequencer holds nothing.  Two sequencers are slow, never wrong: the primary key of
-``ticks`` lets only one through.  Nothing that matters stays in memory between ticks, and a long transaction delays no
-records but its own.
+A tick writes ids to the journal and stores its snapshot, in one statement that is its own
+transaction: Postgres commits before it answers, and a suspended sequencer holds nothing.  Two
+sequencers are slow, never wrong: the primary key of ``ticks`` lets only one through.  Nothing that
+matters stays in memory between ticks, and a long transaction delays no records but its own.
 
 If a tick fails because it is too large, it is divided: see ``tick_slices``.
 """
@@ -38,16 +38,19 @@ from penstock.streaming.tick_slices import Slices
 from penstock.streaming.unpublished import BATCH_BYTES
 
 JOURNAL_CHUNK = 200
-"""Most records per journal row.  Retention removes, and readers read, whole rows.  With the longest channel name a row of
-this size stays below 2 kB, from where Postgres compresses it, which takes more time than the rest of a large tick."""
+"""Most records per journal row.  Retention removes, and readers read, whole rows.  With the longest
+channel name a row of this size stays below 2 kB, from where Postgres compresses it, which takes
+more time than the rest of a large tick."""
 
 FIRST_TICK = 5
-"""Silences of Postgres that the first tick may last."""
+"""Factor for the silence of Postgres that the first tick may last."""
 
 MAX_INLINE_RECORDS = 100
-"""A tick of at most this many records returns them, so the publisher need not read them again."""
+"""Limit up to which a tick returns its records, so that the publisher need not read them again."""
 
-_NO_TICK = "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+_NO_TICK = (
+    "{schema}.ticks is empty: the place where sequencing stopped is lost; see penstock doctor"
+)
 
 _LIMITS = {
     "chunk": JOURNAL_CHUNK,
@@ -59,8 +62,15 @@ _LIMITS = {
 
 _NO_PAYLOADS = {**_LIMITS, "max_inline_records": -1}
 
-_SESSION_CHANGED = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement)
-_LOST_THE_RACE = (psycopg.errors.SerializationFailure, psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
+_SESSION_CHANGED = (
+    psycopg.errors.InvalidSqlStatementName,
+    psycopg.errors.DuplicatePreparedStatement,
+)
+_LOST_THE_RACE = (
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DeadlockDetected,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,9 @@ class Tick:
     number: int  # number of the newest tick; a round that finds no new records does not make one
     sequenced: int  # number of records that got an offset
     epoch: Epoch  # the epoch of the tick
-    tails: Mapping[ShardName, Offset] = field(default_factory=dict)  # new last offset of each shard that got records
+    tails: Mapping[ShardName, Offset] = field(
+        default_factory=dict
+    )  # new last offset of each shard that got records
     # the first of the new offsets of each of these shards
     firsts: Mapping[ShardName, Offset] = field(default_factory=dict)
     # the first of these records, a batch per shard; empty if there are many
@@ -81,7 +93,9 @@ class Tick:
 class Sequencer:
     """Runs ticks on a connection."""
 
-    def __init__(self, store: Store, *, prepare: bool = False, slices: Slices | None = None) -> None:
+    def __init__(
+        self, store: Store, *, prepare: bool = False, slices: Slices | None = None
+    ) -> None:
         """Sends nothing yet."""
         self._store = store
         # The limits are literals: a message of several statements takes no parameters.
@@ -95,10 +109,10 @@ class Sequencer:
     def tick(self, *, expects_records: bool = False) -> Tick:
         """Sequences every record that has been committed since the last tick.
 
-        If it ``expects_records``, it does not look first whether there are any, which saves a round trip.
+        With ``expects_records`` it does not check first for records, which saves a round trip.
 
-        Raises ``ServerUnavailable``, and the tick may have been committed: the next round will see it; ``SchemaMissing``, or
-        ``UnsafeSetting`` if the place where sequencing stopped is lost.
+        Raises ``ServerUnavailable``, and the tick may have been committed: the next round will see
+        it; ``SchemaMissing``, or ``UnsafeSetting`` if the place where sequencing stopped is lost.
         """
         # New records usually follow new records, so it sequences without checking first.
         expects_records = expects_records or self._expects_records
@@ -117,14 +131,17 @@ class Sequencer:
         return ticked
 
     def _patient(self) -> AbstractContextManager[None]:
-        """A block in which Postgres may be silent for longer: the first tick may be of all that an outage has left."""
+        """Lets Postgres be silent for longer in the first tick.
+
+        It may be of all that an outage has left.
+        """
         connection = self._store.connection
         if self._has_ticked or not isinstance(connection, BoundedConnection):
             return nullcontext()
         return silent_for(connection, FIRST_TICK * connection.longest_silence_s)
 
     def newest_tick(self) -> tuple[Tick, bool]:
-        """The newest tick, and whether records were committed since."""
+        """Returns the newest tick, and whether records were committed since."""
         with postgres_errors("looking for records"):
             rows = self._execute_alone(self._store["newest_tick"])
         if not rows:
@@ -150,22 +167,27 @@ class Sequencer:
         try:
             rows = self._execute_alone(self._sequencing, prepare)
         except psycopg.Error as error:
-            # A payload may be one that Postgres can store and not write as text.  Only its shard is to stop, when the
-            # publisher reads it.
+            # A payload may be one that Postgres can store and not write as text.  Only its shard is
+            # to stop, when the publisher reads it.
             if isinstance(error, _LOST_THE_RACE) or classify(error) is not ErrorKind.STATEMENT:
                 raise
             rows = self._execute_alone(self._without_payloads, prepare)
         return _parse_tick(rows, self._store.scope)
 
     def _sequence_slice(self) -> Tick | None:
-        """The tick of the next slice; None if another sequencer's tick came before it, or nothing in it got an offset."""
-        if (found := self._slices.next(self._plan)) is None:
+        """Returns the tick of the next slice.
+
+        Returns None if another sequencer's tick came before it, or nothing in it got an offset.
+        """
+        if (planned_slice := self._slices.next(self._plan)) is None:
             return self.newest_tick()[0]
-        after, planned = found
-        bounds = {**_NO_PAYLOADS, "target": planned.target, "after": after}
+        previous_tick, planned = planned_slice
+        bounds = {**_NO_PAYLOADS, "target": planned.target, "after": previous_tick}
         statements = self._store["prepare_tick"], self._bind("sequence_committed", bounds)
         try:
-            ticked = _parse_tick(self._send(*self._isolation, self._settings, *statements), self._store.scope)
+            ticked = _parse_tick(
+                self._send(*self._isolation, self._settings, *statements), self._store.scope
+            )
         except _LOST_THE_RACE:
             ticked = None
         if ticked is None or not ticked.sequenced:
@@ -175,33 +197,35 @@ class Sequencer:
         return ticked
 
     def _plan(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """Executes a statement that plans slices, in a transaction of its own."""
+        """Executes a statement that plans slices, in a separate transaction."""
         settings = self._settings, self._store["prepare_plan"]
         return self._send(*self._isolation, *settings, self._bind(name, values))
 
     def _bind(self, name: str, values: Mapping[str, Any]) -> bytes:
-        """A statement with its values as literals."""
-        return psycopg.ClientCursor(self._store.connection).mogrify(self._store[name], values).encode()
+        """Returns a statement with its values as literals."""
+        return (
+            psycopg.ClientCursor(self._store.connection).mogrify(self._store[name], values).encode()
+        )
 
-    def _execute_alone(self, statement: bytes, *before: bytes) -> list[tuple[Any, ...]]:
-        """Executes statements in a transaction of their own, sent as one message; returns the rows of ``statement``."""
+    def _execute_alone(self, statement: bytes, *preparations: bytes) -> list[tuple[Any, ...]]:
+        """Executes statements in one transaction and message; returns the rows of ``statement``."""
         if self._prepare:
             try:
-                calls = map(self._prepared_call, (self._settings, *before, statement))
+                calls = map(self._prepared_call, (self._settings, *preparations, statement))
                 return self._send(*self._isolation, *calls)
             except _SESSION_CHANGED:
                 # A pooler has given us another session, in which nothing was done.
                 self._prepare = False
-        return self._send(*self._isolation, self._settings, *before, statement)
+        return self._send(*self._isolation, self._settings, *preparations, statement)
 
     @cached_property
     def _isolation(self) -> tuple[bytes, ...]:
-        """Statement that sets the isolation level; nothing if the server's default is right."""
+        """Returns the statement that sets the isolation level; none if the default is right."""
         default = self._store.connection.execute("SHOW default_transaction_isolation").fetchone()
         return () if default == ("read committed",) else (self._store["isolate"],)
 
     def _prepared_call(self, statement: bytes) -> bytes:
-        """The EXECUTE of a statement, which is prepared at the first use."""
+        """Returns the EXECUTE of a statement, which is prepared at the first use."""
         if statement not in self._prepared:
             # Named by its text: another version in the same session of a pooler has another name.
             name = hashlib.sha256(statement).hexdigest()[:16]
@@ -217,7 +241,10 @@ class Sequencer:
         for _ in parts[1:]:
             results.nextset()
         # Not `description`, which makes an object of each column.
-        has_rows = results.pgresult is not None and results.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
+        has_rows = (
+            results.pgresult is not None
+            and results.pgresult.status == psycopg.pq.ExecStatus.TUPLES_OK
+        )
         return results.fetchall() if has_rows else []
 
 
@@ -233,15 +260,15 @@ def tick_within(store: Store) -> Tick:
     """
     store.execute("prepare_tick")
     rows = store.rows("sequence_committed", _LIMITS)
-    done = _parse_tick(rows, store.scope)
-    if done.sequenced:
-        return done
+    ticked = _parse_tick(rows, store.scope)
+    if ticked.sequenced:
+        return ticked
     number = store.value("tick_without_records")
-    return Tick(number, 0, done.epoch, server_start_us=done.server_start_us)
+    return Tick(number, 0, ticked.epoch, server_start_us=ticked.server_start_us)
 
 
-# The columns of ``sequence_committed``: tick, epoch, server start; then of a shard: channel, shard, tail, number of records;
-# then of a record that is returned inline: offset, values.
+# The columns of ``sequence_committed``: tick, epoch, server start; then of a shard: channel, shard,
+# tail, number of records; then of a record that is returned inline: offset, values.
 _SHARD, _OFFSET, _VALUES = itemgetter(3, 4, 5, 6), itemgetter(7), itemgetter(slice(8, None))
 
 
@@ -269,11 +296,16 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
 
 def check_identity_cache(store: Store) -> None:
     """Checks that ids are drawn one at a time: the order of records depends on it."""
-    table, doing = {"table": quote(store.scope.schema, "staged_records")}, "reading the id sequence of staged_records"
+    table, doing = (
+        {"table": quote(store.scope.schema, "staged_records")},
+        "reading the id sequence of staged_records",
+    )
     rows = store.rows("identity_cache", table, doing=doing)
     cache = rows[0][0] if rows else None
     if cache != 1:
         raise UnsafeSetting(
-            f"the sequence of {store.scope.schema}.staged_records hands out ids in advance (CACHE {cache}), which puts "
-            f"changes of one key out of order. ALTER TABLE {store.scope.schema}.staged_records ALTER COLUMN id SET CACHE 1"
+            f"the sequence of {store.scope.schema}.staged_records hands out ids in advance (CACHE "
+            f"{cache}), which puts "
+            f"changes of one key out of order. ALTER TABLE {store.scope.schema}.staged_records "
+            "ALTER COLUMN id SET CACHE 1"
         )

@@ -1,9 +1,10 @@
-"""The share of a streamer: the shards that it publishes beside other streamers of the same pipeline, and its takeovers.
+"""The share of a streamer: shards that it publishes beside other streamers, and its takeovers.
 
-A share divides work; it excludes nobody.  Compare and append makes any number of publishers of one shard harmless.  No streamer
-asks whether another one is alive; it watches that one's work.  It takes over a stalled shard, whose log lacks records and does
-not move, and ticks if records wait and no tick comes, each after a few seconds.  It gives them back as soon as another process
-works on them.  A wrong guess costs work that is done twice, and nothing else.
+A share divides work; it excludes nobody.  Compare and append makes any number of publishers of one
+shard harmless.  No streamer asks whether another one is alive; it watches that one's work.  It
+takes over a stalled shard, whose log lacks records and does not move, and ticks if records wait and
+no tick comes, each after a few seconds.  It gives them back as soon as another process works on
+them.  A wrong guess costs work that is done twice, and nothing else.
 """
 
 import re
@@ -20,14 +21,17 @@ IDLE_S = 0.025
 """Longest pause between two rounds that found nothing, in seconds."""
 
 BUSY_PAUSE_S = 0.0005
-"""Shortest pause between two rounds without a backlog, in seconds.  Records committed meanwhile go together: at a thousand
-records a second they arrive earlier than one by one, which would keep both servers busy with the rounds themselves."""
+"""Shortest pause between two rounds without a backlog, in seconds.  Records committed meanwhile go
+together: at a thousand records a second they arrive earlier than one by one, which would keep both
+servers busy with the rounds themselves."""
 
 PAUSE_FOR_EACH_S = 0.0001
-"""Pause for each record of a round, in seconds: where many come, fewer rounds of more records leave the processors to others."""
+"""Pause for each record of a round, in seconds: with many records, fewer and larger rounds leave
+the processors to others."""
 
 GATHERING_S = 0.005
-"""Longest pause after a round that found something, in seconds: it is added to the latency of what comes next."""
+"""Longest pause after a round that found something, in seconds: it adds to the latency of the next
+records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,21 @@ class RoundResult:
     added: int = 0  # records that were new to the log
     known: int = 0  # records sent that the log already had
     removed: int = 0  # staged records that retention removed
-    backlog: int = 0  # records that the journal has and the usable logs of the streamer's share lack
+    backlog: int = (
+        0  # records that the journal has and the usable logs of the streamer's share lack
+    )
 
     @property
     def idle(self) -> bool:
-        """True if nothing was done and nothing waits."""
+        """Returns whether nothing was done and nothing waits."""
         return not (self.sequenced or self.added or self.known or self.backlog)
 
 
-def pause_after(done: RoundResult, pause_s: float, idle_s: float) -> float:
-    """The pause after a round, in seconds, given the pause before it and the longest."""
-    if done.backlog:
+def pause_after(result: RoundResult, pause_s: float, idle_s: float) -> float:
+    """Returns the pause after a round, in seconds, given the pause before it and the longest."""
+    if result.backlog:
         return 0.0
-    longer_s = pause_s * 1.5 if done.idle else min(GATHERING_S, done.added * PAUSE_FOR_EACH_S)
+    longer_s = pause_s * 1.5 if result.idle else min(GATHERING_S, result.added * PAUSE_FOR_EACH_S)
     return min(idle_s, max(BUSY_PAUSE_S, longer_s))
 
 
@@ -70,34 +76,39 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
-        """True if there are no other shares."""
+        """Returns whether there are no other shares."""
         return self.of == 1
 
     @property
     def sequences(self) -> bool:
-        """True if its streamer gives new records their offsets."""
+        """Returns whether its streamer gives new records their offsets."""
         return self.number == 1
 
     def distances(self, shards: Iterable[ShardName]) -> dict[ShardName, int]:
-        """Distance of each shard's share from this one: 0 for its own shards, 1 for those of the share before it, and so on.
+        """Returns the distance of each shard's share from this one.
 
-        Shards are dealt out in the order of their names, so all streamers compute the same.
+        It is 0 for its own shards, 1 for those of the share before it, and so on.  Shards are dealt
+        out in the order of their names, so all streamers compute the same.
         """
-        return {shard: (self.number - 1 - position) % self.of for position, shard in enumerate(sorted(shards))}
+        return {
+            shard: (self.number - 1 - position) % self.of
+            for position, shard in enumerate(sorted(shards))
+        }
 
 
 WHOLE = Share()
 
 
 def parse_share(text: str) -> Share:
-    """The share that a text such as ``1/2`` names."""
-    found = _SHARE.fullmatch(text.strip())
-    number, of = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= number <= of <= MAX_SHARES:
+    """Returns the share that a text such as ``1/2`` names."""
+    match = _SHARE.fullmatch(text.strip())
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count <= MAX_SHARES:
         raise InvalidSetting(
-            f"share {text!r}: give a number and how many shares there are, such as 1/2 and 2/2; at most {MAX_SHARES} shares"
+            f"share {text!r}: give a number and how many shares there are, such as 1/2 and 2/2; at "
+            f"most {MAX_SHARES} shares"
         )
-    return Share(number, of)
+    return Share(number, count)
 
 
 log = structlog.get_logger("penstock.streamer")
@@ -106,7 +117,7 @@ TAKEOVER_S = 3.0
 """Seconds of stalled work of a share before the next share takes it over."""
 
 STEP_S = 1.0
-"""Additional seconds of each further share: otherwise all of them would take over at once."""
+"""Additional seconds for each further share, so that they do not take over at once."""
 
 
 class ShardTakeover:
@@ -118,13 +129,16 @@ class ShardTakeover:
         self.taken: set[ShardName] = set()
 
     def update(
-        self, distances: Mapping[ShardName, int], lacking: Collection[ShardName], moved: Collection[ShardName]
+        self,
+        distances: Mapping[ShardName, int],
+        lacking: Collection[ShardName],
+        moved_shards: Collection[ShardName],
     ) -> None:
         """Takes over the shards that have stalled."""
         now = self._clock()
-        for shard in moved:
+        for shard in moved_shards:
             self.give_back(shard)
-        stalled = {s for s in lacking if distances.get(s) and s not in moved} - self.taken
+        stalled = {s for s in lacking if distances.get(s) and s not in moved_shards} - self.taken
         self._since = {shard: self._since.get(shard, now) for shard in stalled}
         self.take([s for s, since in self._since.items() if now - since >= _patience(distances[s])])
 
@@ -132,17 +146,21 @@ class ShardTakeover:
         """Takes shards over."""
         if shards:
             self.taken.update(shards)
-            log.warning("taking over shards", share=str(self._share), shards=[str(shard) for shard in sorted(shards)])
+            log.warning(
+                "taking over shards",
+                share=str(self._share),
+                shards=[str(shard) for shard in sorted(shards)],
+            )
 
     def give_back(self, shard: ShardName) -> None:
-        """Leaves a shard to its own share, because another process has published it."""
+        """Returns a shard to its own share, because another process has published it."""
         if shard in self.taken:
             self.taken.remove(shard)
             log.info("giving back a shard", share=str(self._share), shard=str(shard))
 
 
 class TickTakeover:
-    """True if this streamer ticks in place of the one that sequences."""
+    """Decides whether this streamer ticks in place of the one that sequences."""
 
     def __init__(self, share: Share, clock: Callable[[], float] = monotonic) -> None:
         self._share, self._clock = share, clock
@@ -151,7 +169,7 @@ class TickTakeover:
         self.is_ticking = False
 
     def is_due(self, tick: int, *, has_new: bool) -> bool:
-        """True if a tick is due now."""
+        """Returns whether a tick is due now."""
         if tick != self._tick:
             self._tick, self._since = tick, self._clock()
             if self.is_ticking:

@@ -1,7 +1,7 @@
 """The streamer: tick, publish, retain, in a loop.
 
-It polls: an idle round probes two indexes, and the pause between idle rounds grows from half a millisecond to ``idle_s``.
-A nudge ends the pause early; nothing depends on its arrival.
+It polls: an idle round probes two indexes, and the pause between idle rounds grows from half a
+millisecond to ``idle_s``. A nudge ends the pause early; nothing depends on its arrival.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,19 +52,20 @@ MAINTAIN_EVERY_S = 1.0
 """Interval, in seconds, at which queues are maintained."""
 
 MAINTAIN_EVERYWHERE_EVERY = 8
-"""Every 8th round also maintains queues of other shares, in case their streamer is down."""
+"""Interval, in rounds of maintenance, of those that include other shares, in case their streamer is
+down."""
 
 TAILS_PAUSE = 9
-"""A streamer that does not sequence spends a tenth of its time, at most, on reading tails: of 500 shards that takes 7 ms, and
-under steady traffic most ticks leave it nothing to publish."""
+"""Factor that limits reading tails to a tenth of the time of a streamer that does not sequence: of
+500 shards that takes 7 ms, and under steady traffic most ticks leave it nothing to publish."""
 
 READ_ONLY_S = 120.0
-"""Seconds that a running streamer waits for a primary that has become read-only: a switch-over takes less.  At its start it
-does not wait: the URL is wrong."""
+"""Time, in seconds, for which a running streamer waits for a primary that became read-only: a
+switch-over takes less.  At its start it does not wait: the URL is wrong."""
 
 
 class Opened(NamedTuple):
-    """What a streamer works with while it is connected."""
+    """Objects that a streamer uses while it is connected."""
 
     store: Store
     sequencer: Sequencer
@@ -97,10 +98,11 @@ class Streamer(Runner[RoundResult]):
     ) -> None:
         """Does not connect yet; see ``open``.
 
-        It pauses for ``idle_s`` at the longest between rounds.  Statements are not to be prepared behind a pooler.  A round
-        publishes ``most`` records, or as many as it can in a quarter of a second; of the shards only a ``share``, if other
-        streamers publish the others: they take over the work of a missing one within seconds.  ``timeouts`` are those of a caller
-        that cannot wait as long as a worker.
+        It pauses for at most ``idle_s`` between rounds.  Statements must not be prepared behind a
+        pooler.  A round publishes ``most`` records, or as many as it can in a quarter of a second;
+        it publishes only a ``share`` of the shards if other streamers publish the others, and they
+        take over the work of a missing one within seconds.  ``timeouts`` are those of a caller that
+        cannot wait as long as a worker.
         """
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
@@ -127,7 +129,7 @@ class Streamer(Runner[RoundResult]):
         self._epoch: Epoch | None = None
 
     def open(self) -> None:
-        """Connects, compares Postgres' lineage with Redis', registers what the pipeline declares."""
+        """Connects, compares Postgres' lineage with Redis', and registers declarations."""
         self.close()
         connection = connect_postgres(
             self._database_url,
@@ -147,7 +149,9 @@ class Streamer(Runner[RoundResult]):
         if not self._has_opened:  # a later release may replace them while this worker runs
             check_triggers(connection, self._pipeline)
             self._has_opened = True
-        epoch = check_lineage(store, self._client, declared=self._pipeline.shard_names, on_unusable=self._unusable.add)
+        epoch = check_lineage(
+            store, self._client, declared=self._pipeline.shard_names, on_unusable=self._unusable.add
+        )
         if self._epoch not in {None, epoch}:
             self._observers(EpochChanged(epoch))
         self._epoch = epoch
@@ -165,7 +169,10 @@ class Streamer(Runner[RoundResult]):
         log.info("streaming", epoch=epoch, channels=sorted(self._pipeline.channels), **share)
 
     def _register(self, store: Store) -> None:
-        """Registers what the pipeline declares, without retired channels and renamed consumers: the others are streamed."""
+        """Registers the pipeline's declarations, without retired channels and renamed consumers.
+
+        The others are streamed.
+        """
         crashpoint("streamer.before_register")
         for channel in self._pipeline.channels.values():
             with _skipping_former(channel=channel.name):
@@ -186,7 +193,10 @@ class Streamer(Runner[RoundResult]):
         return SlicePublisher(*servers, **options, most=self._most)
 
     def close(self) -> None:
-        """Closes the connections.  Work under way is dropped; the next round finds it again."""
+        """Closes the connections.
+
+        Work under way is dropped; the next round finds it again.
+        """
         self._nudges.close()
         self._troubles.close()
         if self._connection is not None:
@@ -197,18 +207,21 @@ class Streamer(Runner[RoundResult]):
         self._pause_s = 0.0
 
     def round(self, *, expects_records: bool = False) -> RoundResult:
-        """Runs one round: streams, and at intervals maintains queues and retains; ``expects_records`` is for the tick."""
+        """Runs one round: streams, and at intervals maintains queues and retains.
+
+        ``expects_records`` is for the tick.
+        """
         now = monotonic()
         self.refresh()
-        done = self.stream(expects_records=expects_records)
+        result = self.stream(expects_records=expects_records)
         fed = self.maintain() if now >= self._maintain_at else 0
         removed = self.retain() if now >= self.upkeep.retain_at else 0
         if self._observers:
             self._observers(RoundEnded(NAME, monotonic() - now))
-        return replace(done, added=done.added + fed, removed=removed)
+        return replace(result, added=result.added + fed, removed=removed)
 
     def refresh(self) -> None:
-        """Reads what other processes have done; at most every ``REFRESH_EVERY_S``."""
+        """Reads what other processes have done, at most every ``REFRESH_EVERY_S``."""
         store, _, publisher = self.opened()
         if monotonic() >= self._refresh_at:
             publisher.refresh()
@@ -219,27 +232,30 @@ class Streamer(Runner[RoundResult]):
             self._refresh_at = monotonic() + REFRESH_EVERY_S
 
     def stream(self, *, expects_records: bool = False) -> RoundResult:
-        """Sequences everything, unless another share does, and publishes for a while; ``expects_records`` is for the tick."""
+        """Sequences everything, unless another share does, and publishes for a limited time.
+
+        ``expects_records`` is for the tick.
+        """
         _, sequencer, publisher = self.opened()
         ticked = self._tick(sequencer, publisher, expects_records=expects_records)
         check_same_server(ticked.server_start_us, self._server_start_us)
         publisher.ends.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
-        added, known = published.added, published.known
+        added, already_there = published.added, published.known
         if added and is_repeated("streamer.after_publish"):
-            known += publisher.resend(added).known
+            already_there += publisher.resend(added).known
         if published.healed:
             log.warning("log was behind", shards=[str(shard) for shard in published.healed])
-        done = RoundResult(ticked.sequenced, added, known, backlog=publisher.ends.backlog)
-        self._observers(Streamed(done.sequenced, added, known, backlog=done.backlog))
-        return done
+        result = RoundResult(ticked.sequenced, added, already_there, backlog=publisher.ends.backlog)
+        self._observers(Streamed(result.sequenced, added, already_there, backlog=result.backlog))
+        return result
 
     @property
     def _sequences(self) -> bool:
         return self._share.sequences or self._ticks.is_ticking
 
     def _tick(self, sequencer: Sequencer, publisher: Publisher, *, expects_records: bool) -> Tick:
-        """A tick; of another streamer's, only its number and epoch."""
+        """Returns a tick; of another streamer's tick, only number and epoch."""
         if self._share.sequences:
             return sequencer.tick(expects_records=expects_records)
         newest, has_new = sequencer.newest_tick()
@@ -251,38 +267,45 @@ class Streamer(Runner[RoundResult]):
             self._ticks.ticked(newest.number)
         if newest.number != self._newest_tick and monotonic() >= self._read_tails_at:
             self._newest_tick = newest.number
-            began = monotonic()
+            started_at = monotonic()
             publisher.ends.read(publisher.ends.own)
-            self._read_tails_at = monotonic() + TAILS_PAUSE * (monotonic() - began)
+            self._read_tails_at = monotonic() + TAILS_PAUSE * (monotonic() - started_at)
         return newest
 
     def maintain(self) -> int:
-        """Maintains queues for a while; returns the number of records given to Redis."""
+        """Maintains queues for a limited time; returns the number of records given to Redis."""
         publisher = self.opened().publisher
         self._maintained += 1
-        fed = publisher.maintain_queues(everywhere=self._maintained % MAINTAIN_EVERYWHERE_EVERY == 0)
+        fed = publisher.maintain_queues(
+            everywhere=self._maintained % MAINTAIN_EVERYWHERE_EVERY == 0
+        )
         self._maintain_at = monotonic() + MAINTAIN_EVERY_S
         self._observers(Streamed(added=fed))
         return fed
 
     def sweep(self) -> None:
-        """Notes records that cannot get an offset, and checks the next shard: ``DamagedJournal`` if records have lost theirs."""
+        """Notes records that cannot get an offset, and checks the next shard.
+
+        Raises ``DamagedJournal`` if records have lost theirs.
+        """
         store, _, publisher = self.opened()
         self.upkeep.sweep(store, publisher)
         if self._most is not None:  # slices have no thread
             self._troubles.open(once=True)
 
     def opened(self) -> Opened:
-        """What it works with; connects if it is not connected."""
+        """Returns its working objects; connects first if necessary."""
         if self._publisher is None:
             self.open()
         assert self._connection is not None
         assert self._sequencer is not None
         assert self._publisher is not None
-        return Opened(Store(self._connection, self._pipeline.scope), self._sequencer, self._publisher)
+        return Opened(
+            Store(self._connection, self._pipeline.scope), self._sequencer, self._publisher
+        )
 
     def retain(self) -> int:
-        """Continues retention where it stopped last, for ``RETAIN_S``; returns the number of records removed."""
+        """Continues retention for ``RETAIN_S``; returns the number of records removed."""
         store, _, publisher = self.opened()
         removed = self.upkeep.retain(store, self._client, publisher)
         self._observers(Streamed(removed=removed))
@@ -290,15 +313,15 @@ class Streamer(Runner[RoundResult]):
 
     @override
     def _next_round(self) -> RoundResult:
-        """Pauses, the longer the less there is to do, and runs a round."""
+        """Runs a round, after a pause that is longer the less there is to do."""
         pause_s, self._pause_s = self._pause_s, 0.0
         with postgres_errors("streaming"), redis_errors("streaming"):
             is_nudged = pause_s > 0 and self._wait(pause_s)
-            done = self.round(expects_records=is_nudged)
+            result = self.round(expects_records=is_nudged)
         self._repeats.end("servers")
         self._worked_at = monotonic()
-        self._pause_s = pause_after(done, pause_s, self._idle_s)
-        return done
+        self._pause_s = pause_after(result, pause_s, self._idle_s)
+        return result
 
     @override
     def _warn_waiting(self, error: Exception, seconds: float) -> None:
@@ -308,7 +331,10 @@ class Streamer(Runner[RoundResult]):
 
     @override
     def _may_pass(self, error: Exception) -> bool:
-        """A Postgres that is read-only ends it at the start, or after ``READ_ONLY_S``."""
+        """Returns whether the streamer waits for the error to pass.
+
+        A read-only Postgres ends it at the start, or after ``READ_ONLY_S``.
+        """
         if isinstance(error, ReadOnlyPostgres):  # for the time of a switch-over
             return self._worked_at is not None and monotonic() - self._worked_at < READ_ONLY_S
         return super()._may_pass(error)
@@ -321,18 +347,19 @@ class Streamer(Runner[RoundResult]):
         return False
 
     def drain(self, report: Callable[[RoundResult], None] = lambda _: None) -> int:
-        """Runs rounds until nothing of its share is left to publish; returns the number of records published.
+        """Runs rounds until its share is published; returns the number of records published.
 
-        Nothing is tried again.  The error of a shard that cannot be published is raised once all others are drained.
+        Nothing is tried again.  The error of a shard that cannot be published is raised once all
+        others are drained.
         """
         published = 0
         self._unusable.check_now()
         self._refresh_at = self._maintain_at = 0.0
         while True:
-            done = self.round()
-            published += done.added
-            report(done)
-            if done.idle:
+            result = self.round()
+            published += result.added
+            report(result)
+            if result.idle:
                 break
         self._unusable.raise_first()
         return published

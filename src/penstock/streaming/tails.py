@@ -1,4 +1,4 @@
-"""Ends of the journal and of the log of each shard, as a publisher last heard; the shards that it publishes or skips."""
+"""Ends of the journal and of each shard's log, as last known; shards published or skipped."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ log = structlog.get_logger("penstock.streamer")
 
 
 def make_unusable(observers: Observers, clock: Callable[[], float] = monotonic) -> UnusableShards:
-    """The unusable shards of a streamer, which observers and the log hear of."""
+    """Returns the unusable shards of a streamer, reported to observers and the log."""
 
     def say(shard: ShardName, error: PenstockError | None, retry_s: float) -> None:
         if error is None:
@@ -39,12 +39,14 @@ def make_unusable(observers: Observers, clock: Callable[[], float] = monotonic) 
 
 
 class Tails:
-    """The tails of all shards of registered channels, in the journal and in the log; a producer can write any name.
+    """Tails of all shards of registered channels, in the journal and in the log.
 
-    ``unusable`` shards are left out.
+    A producer can write any name.  ``unusable`` shards are left out.
     """
 
-    def __init__(self, store: Store, client: RedisClient, share: Share, unusable: UnusableShards) -> None:
+    def __init__(
+        self, store: Store, client: RedisClient, share: Share, unusable: UnusableShards
+    ) -> None:
         self._store, self._client = store, client
         self._share, self._takeover = share, ShardTakeover(share)
         self._distances: dict[ShardName, int] = {}
@@ -56,125 +58,136 @@ class Tails:
 
     def update(self, channels: Mapping[str, RegisteredChannel]) -> None:
         """Takes the registered channels."""
-        known = [shard for channel in channels.values() for shard in channel.shard_names]
-        self._distances = self._share.distances(known)
+        shards = [shard for channel in channels.values() for shard in channel.shard_names]
+        self._distances = self._share.distances(shards)
         self._channels = channels
 
     @property
     def kinds(self) -> Collection[str]:
-        """The kinds of all channels."""
+        """Returns the kinds of all channels."""
         return {channel.kind for channel in self._channels.values()}
 
     def kind(self, shard: ShardName) -> str:
-        """The kind of the shard's channel."""
+        """Returns the kind of the shard's channel."""
         return self._channels[shard.channel].kind if shard.channel in self._channels else "log"
 
     def entries(self, shard: ShardName) -> str:
-        """Form of a log's entries: see ``Batch.stored_as``."""
+        """Returns the form of a log's entries: see ``Batch.stored_as``."""
         return self._channels[shard.channel].entries if shard.channel in self._channels else "plain"
 
     @property
     def packed(self) -> Collection[str]:
-        """The channels of which an entry holds a whole batch."""
+        """Returns the channels whose entries hold whole batches."""
         return {name for name, channel in self._channels.items() if channel.entries != "plain"}
 
     @property
     def taken(self) -> Collection[ShardName]:
-        """The shards of other shares that this publisher has taken over."""
+        """Returns the shards of other shares that this publisher has taken over."""
         return self._takeover.taken
 
     def is_own(self, shard: ShardName) -> bool:
-        """True if this publisher reads the shard from the journal."""
+        """Returns whether this publisher reads the shard from the journal."""
         return self._distances.get(shard) == 0 or shard in self.taken
 
     @property
     def known(self) -> list[ShardName]:
-        """All shards, of every share."""
+        """Returns all shards, of every share."""
         return list(self._distances)
 
     @property
     def others(self) -> list[ShardName]:
-        """The shards of other shares that this publisher has not taken over."""
+        """Returns the shards of other shares that this publisher has not taken over."""
         return [shard for shard in self._distances if not self.is_own(shard)]
 
     @property
     def own(self) -> list[ShardName]:
-        """The shards that this publisher reads from the journal."""
+        """Returns the shards that this publisher reads from the journal."""
         return [shard for shard in self._distances if self.is_own(shard)]
 
     def targets(self, kind: str) -> dict[ShardName, Offset]:
-        """The target of the usable shards of a kind that are this publisher's own."""
+        """Returns the targets of this publisher's own usable shards of a kind."""
         return {s: tail for s, tail in self._usable_targets().items() if self.kind(s) == kind}
 
     @property
     def backlog(self) -> int:
-        """Records that the journal has and those logs lack."""
+        """Returns the number of records that the journal has and those logs lack."""
         return count_missing(self._usable_targets(), self.log)
 
     @property
     def lacking(self) -> list[ShardName]:
-        """The shards that have such a backlog."""
+        """Returns the shards with such a backlog."""
         return [shard for shard in self.journal if self.is_own(shard) and self._lacks(shard)]
 
     def _lacks(self, shard: ShardName) -> bool:
-        """True if the log can be used, and lacks records."""
+        """Returns whether the log can be used, and lacks records."""
         has_more = self.journal[shard] > self.log.get(shard, BEGINNING)
         return has_more and shard not in self.unusable
 
     def _usable_targets(self) -> dict[ShardName, Offset]:
         return {
-            shard: tail for shard, tail in self.journal.items() if self.is_own(shard) and shard not in self.unusable
+            shard: tail
+            for shard, tail in self.journal.items()
+            if self.is_own(shard) and shard not in self.unusable
         }
 
     def advance_target(
         self, tails: Mapping[ShardName, Offset], firsts: Mapping[ShardName, Offset] | None = None
     ) -> None:
-        """Publishes up to ``tails`` from now on: the new ends of the journal, as a tick returned them.
+        """Publishes up to ``tails`` from now on, the new ends of the journal from a tick.
 
-        ``firsts`` are the first new offsets: if the log has one of them already, rows of the journal were deleted.
+        ``firsts`` are the first new offsets: if the log has one of them already, rows of the
+        journal were deleted.
         """
         for shard in tails.keys() & self._distances.keys():
             self.journal[shard] = max(tails[shard], self.journal.get(shard, BEGINNING))
-        taken = [s for s, first in (firsts or {}).items() if first <= self.log.get(s, BEGINNING)]
-        self.check([shard for shard in taken if shard not in self.unusable])
+        overwritten = [
+            s for s, first in (firsts or {}).items() if first <= self.log.get(s, BEGINNING)
+        ]
+        self.check([shard for shard in overwritten if shard not in self.unusable])
 
     def read(self, shards: Iterable[ShardName]) -> None:
-        """Reads where the journal ends, and where the logs of some shards do.
+        """Reads the end of the journal, and the ends of the logs of some shards.
 
-        The target becomes what the journal has, even if that is less than before: rows that were deleted by hand will
-        never be published.
+        The target becomes what the journal has, even if that is less than before: rows that were
+        deleted by hand will never be published.
         """
         self.journal = registered_tails(self._store)
-        found = self.read_logs([shard for shard in shards if shard not in self.unusable])
+        tails = self.read_logs([shard for shard in shards if shard not in self.unusable])
         self._moved.update(
             shard
-            for shard, tail in found.items()
+            for shard, tail in tails.items()
             if tail > self.log.get(shard, tail) or tail > self.journal.get(shard, BEGINNING)
         )
-        self.log.update(found)
+        self.log.update(tails)
 
     def read_logs(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
-        """Ends of the logs of usable shards."""
+        """Returns the ends of the logs of usable shards."""
         read = partial(extents, self._client, self._store.scope.namespace)
-        found = ask_each(read, shards, self.unusable.add)
-        return {shard: extent.tail for shard, extent in found.items()}
+        found_extents = ask_each(read, shards, self.unusable.add)
+        return {shard: extent.tail for shard, extent in found_extents.items()}
 
     def check_moved(self) -> None:
         """Checks the logs that moved without this publisher, and takes over stalled shards.
 
-        Another publisher has written, or something else: a log that is ahead would never get what the journal has.
+        Another publisher has written, or something else: a log that is ahead would never get what
+        the journal has.
         """
-        moved, self._moved = self._moved, set()
-        self.check([shard for shard in moved if shard not in self.unusable])
+        moved_shards, self._moved = self._moved, set()
+        self.check([shard for shard in moved_shards if shard not in self.unusable])
         lacking = {shard for shard in self.journal if self._lacks(shard)}
-        self._takeover.update(self._distances, lacking, moved)
+        self._takeover.update(self._distances, lacking, moved_shards)
 
     def take_over(self, distance: int) -> None:
         """Takes over the shards of the share at this distance, whose streamer is missing."""
-        self._takeover.take([s for s, each in self._distances.items() if each == distance])
+        self._takeover.take(
+            [s for s, shard_distance in self._distances.items() if shard_distance == distance]
+        )
 
     def check(self, shards: Sequence[ShardName]) -> None:
-        """Leaves out those shards whose log does not end where their journal ends, or before, with the same record."""
+        """Leaves out shards whose log does not end as their journal does, or before it.
+
+        The last record has to be the same.
+        """
         if shards:
             check_tails(self._store, self._client, shards, self.unusable.add)
 

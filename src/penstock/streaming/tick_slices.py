@@ -1,30 +1,35 @@
 """Slices: a tick that is too large for one statement, as several smaller ones.
 
-A tick takes everything that was committed since the last one.  After a long stop of the streamer that can be more than a
-statement may do: a timeout, a memory or disk limit, an administrator or a proxy ends it, and would end it again for ever.
-Only after such a failure the sequencer plans slices: a chain of snapshots from the last tick to now.
+A tick takes everything that was committed since the last one.  After a long stop of the streamer
+that can be more than a statement may do: a timeout, a memory or disk limit, an administrator or a
+proxy ends it, and would end it again for ever.  Only after such a failure the sequencer plans
+slices: a chain of snapshots from the last tick to now.
 
     last tick  ⊂  S(1)  ⊂  S(2)  ⊂ … ⊂  S(k) = now
 
-Each is the snapshot of an ordinary tick, which finds what it shows and its predecessor does not: nothing is missed, and
-nothing found twice.  S(k) is a snapshot that Postgres has taken.  The others are made of it: they call transactions open
-that have been committed.  Two rules say which.
+Each is the snapshot of an ordinary tick, which finds what it shows and its predecessor does not:
+nothing is missed, and nothing found twice.  S(k) is a snapshot that Postgres has taken.  The others
+are made of it: they call transactions open that have been committed.  Two rules say which.
 
-Whole transactions.  Slice i takes transactions up to an id X(i), such that each step has about ``most`` records.
+Whole transactions.  Slice i takes transactions up to an id X(i), such that each step has about
+``most`` records.
 
-Order of a key.  Transaction ids are given at the first write, not at commit: a transaction before X(i) may have waited for
-the row of one beyond X(i), and its record of that row's key comes second.  Such a transaction waits for a later slice.
-Let ``last`` be the greatest record id of a transaction, and M(i) the least ``last`` of all transactions beyond X(i):
+Order of a key.  Transaction ids are given at the first write, not at commit: a transaction before
+X(i) may have waited for the row of one beyond X(i), and its record of that row's key comes second.
+Such a transaction waits for a later slice.  Let ``last`` be the greatest record id of a
+transaction, and M(i) the least ``last`` of all transactions beyond X(i):
 
     S(i) shows a transaction T  if  xid(T) ≤ X(i)  and  last(T) < M(i)
 
-Let T2 be in S(i), and have waited for a row that T1 had locked.  It drew the id of its record after T1 had committed, when
-all ids of T1 were drawn: last(T1) < last(T2) < M(i).  So T1 is not beyond X(i), or M(i) would be last(T1) at most.  Hence
-xid(T1) ≤ X(i) and last(T1) < M(i): T1 is in S(i) as well, and its records in the same slice, with smaller ids, or in an
-earlier one.  X and M grow with i, so each snapshot shows all that the one before shows.
+Let T2 be in S(i), and have waited for a row that T1 had locked.  It drew the id of its record after
+T1 had committed, when all ids of T1 were drawn: last(T1) < last(T2) < M(i).  So T1 is not beyond
+X(i), or M(i) would be last(T1) at most.  Hence xid(T1) ≤ X(i) and last(T1) < M(i): T1 is in S(i) as
+well, and its records in the same slice, with smaller ids, or in an earlier one.  X and M grow with
+i, so each snapshot shows all that the one before shows.
 
-The plan is made in statements of about ``most`` records each, from the newest transaction back, since M(i) depends on what
-comes later.  It is valid as long as no other tick comes between: each slice's statement names the tick that it must follow.
+The plan is made in statements of about ``most`` records each, from the newest transaction back,
+since M(i) depends on what comes later.  It is valid as long as no other tick comes between: each
+slice's statement names the tick that it must follow.
 """
 
 from bisect import bisect_right
@@ -41,28 +46,32 @@ from penstock.database.driver_errors import ErrorKind, classify, first_line, sql
 log = structlog.get_logger("penstock.streamer")
 
 MAX_RECORDS = 1 << 19
-"""Records per slice after the first failure of a tick; halved at each further one, doubled after each success."""
+"""Records per slice after the first failure of a tick; halved at each further one, doubled after
+each success."""
 
 MIN_RECORDS = 1000
-"""The number is not halved below this: a tick of so many takes some milliseconds."""
+"""Lower limit of that number: a tick of 1,000 records takes some milliseconds."""
 
 _NOT_ABOUT_SIZE = {"25006", "25P03", "55006", "55P03"}
-"""A read-only server, a suspended client, locks."""
+"""Codes of a read-only server, a suspended client, and locks."""
 
 Execute = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]
-"""Executes a named statement in a transaction of its own."""
+"""Executes a named statement in a separate transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickSlice:
-    """One step of the chain: the snapshot of its tick, as Postgres writes it, and how many records that sequences."""
+    """A step of the chain: its tick's snapshot, as Postgres writes it, and number of records."""
 
     target: str
     records: int
 
 
 class Slices:
-    """Limit of a tick, and the planned slices; no limit as long as no tick has failed.  A streamer keeps it when it reconnects."""
+    """Limit of a tick, and the planned slices; there is no limit before a tick has failed.
+
+    A streamer keeps it when it reconnects.
+    """
 
     def __init__(self) -> None:
         self.most: int | None = None
@@ -71,7 +80,10 @@ class Slices:
         self._after = -1
 
     def next(self, execute: Execute) -> tuple[int, TickSlice] | None:
-        """The tick that the next slice must follow, and the slice; None if there is nothing to sequence."""
+        """Returns the tick that the next slice must follow, and the slice.
+
+        Returns None if there is nothing to sequence.
+        """
         assert self.most is not None
         if not self._planned:
             self._after, planned = plan(execute, self.most)
@@ -85,8 +97,10 @@ class Slices:
     def succeeded(self, tick: int) -> None:
         """Continues after the tick of a slice."""
         assert self.most is not None
-        done, self._after = self._planned.popleft(), tick
-        self.most = None if self._is_whole else max(self.most, min(2 * self.most, 2 * done.records))
+        finished, self._after = self._planned.popleft(), tick
+        self.most = (
+            None if self._is_whole else max(self.most, min(2 * self.most, 2 * finished.records))
+        )
 
     def failed(self, error: psycopg.Error) -> None:
         """Makes slices smaller."""
@@ -101,27 +115,30 @@ class Slices:
 
     @property
     def doing(self) -> str:
-        """Current activity, for an error's text."""
+        """Returns the current activity, for an error's text."""
         if not self._planned:
             return "sequencing"
         return f"sequencing {self._planned[0].records:,} records, which only one tick can take"
 
     def drop_plan(self) -> None:
-        """Plans anew at the next slice: another tick has come between."""
+        """Drops the plan, since another tick has come between; the next slice makes a new one."""
         self._planned.clear()
 
 
 def _is_about_size(error: psycopg.Error) -> bool:
-    """True if a tick failed for a reason that a smaller one may escape: a limit, or a lost connection."""
+    """Returns whether a tick failed for a reason that a smaller one may escape.
+
+    That is a limit, or a lost connection.
+    """
     return classify(error) is ErrorKind.UNAVAILABLE and sqlstate(error) not in _NOT_ABOUT_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A part of the plan, found from the newest transaction back: from before the transaction id ``end``.
+    """Part of the plan, which begins at the newest transaction: those before the id ``end``.
 
-    ``bound`` is M, the least last id of the transactions beyond it, if there are any; ``waiting`` are those of its
-    transactions whose last id is greater than M: id, records, last record id.
+    ``bound`` is M, the least last id of the transactions beyond it, if there are any; ``waiting``
+    are its transactions whose last id is greater than M: id, records, last record id.
     """
 
     end: int
@@ -133,26 +150,28 @@ class _Step:
 def plan(execute: Execute, most: int) -> tuple[int, list[TickSlice]]:
     """Plans slices of about ``most`` records, from the last tick to now."""
     [(tick, baseline, target, begin, open_then, end, open_now)] = execute("plan_slices", {})
-    where = {"baseline": baseline, "target": target, "begin": str(begin), "most": most}
-    steps = [*_steps_backwards(execute, where, end)][::-1]
+    parameters = {"baseline": baseline, "target": target, "begin": str(begin), "most": most}
+    steps = [*_steps_backwards(execute, parameters, end)][::-1]
     return tick, [*_slices(steps, begin, set(open_then), set(open_now), target)]
 
 
-def _steps_backwards(execute: Execute, where: dict[str, Any], end: int) -> Iterator[_Step]:
-    before: int | None = end
+def _steps_backwards(execute: Execute, parameters: dict[str, Any], end: int) -> Iterator[_Step]:
+    before_xid: int | None = end
     bound: int | None = None
-    while before is not None:
-        found = execute("plan_slice", {**where, "before": str(before), "bound": bound})
-        [(first, records, least_last, waiting)] = found
-        yield _Step(before, bound, records, [(xid, n, last) for xid, n, last in waiting])
-        bound = min((at for at in (bound, least_last) if at is not None), default=None)
-        before = first
+    while before_xid is not None:
+        rows = execute("plan_slice", {**parameters, "before": str(before_xid), "bound": bound})
+        [(first, records, least_last, waiting)] = rows
+        yield _Step(before_xid, bound, records, [(xid, n, last) for xid, n, last in waiting])
+        bound = min(
+            (xid_bound for xid_bound in (bound, least_last) if xid_bound is not None), default=None
+        )
+        before_xid = first
 
 
 def _slices(
     steps: list[_Step], begin: int, open_then: set[int], open_now: set[int], target: str
 ) -> Iterator[TickSlice]:
-    """Makes the snapshots of the steps, oldest first."""
+    """Yields the snapshots of the steps, oldest first."""
     bounds = [step.bound for step in steps[:-1] if step.bound is not None]
     taken_later: dict[int, list[tuple[int, int]]] = {}
     waiting: set[int] = set()
@@ -176,6 +195,9 @@ def _slices(
 
 
 def _snapshot(end: int, in_progress: set[int]) -> str:
-    """A snapshot that shows all transactions before ``end`` except those in progress, as Postgres writes it."""
+    """Returns a snapshot, as Postgres writes it.
+
+    It shows all transactions before ``end`` except those in progress.
+    """
     listed = sorted(xid for xid in in_progress if xid < end)
     return f"{listed[0] if listed else end}:{end}:{','.join(map(str, listed))}"

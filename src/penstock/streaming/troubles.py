@@ -1,11 +1,13 @@
 """Calls an application's functions when something needs a person: ``pipeline.on_trouble``.
 
-A streamer looks every five seconds at what Postgres has of halts, dead letters, stopped shards and the epoch; so it does not matter
-which process a trouble happened in, or on which engine.  What was reported is noted after the functions have returned: each trouble is
-reported at least once, across restarts and whichever streamer looks.  One that has ended is forgotten, and reported again when it
+A streamer looks every five seconds at what Postgres has of halts, dead letters, stopped shards and
+the epoch; so it does not matter which process a trouble happened in, or on which engine.  What was
+reported is noted after the functions have returned: each trouble is reported at least once, across
+restarts and whichever streamer looks.  One that has ended is forgotten, and reported again when it
 comes back.
 
-It all runs in a thread of its own, on a connection of its own: a function that hangs, or a Slack that is down, stops no record.
+It all runs in a thread of its own, on a connection of its own: a function that hangs, or a Slack
+that is down, stops no record.
 """
 
 import threading
@@ -31,13 +33,15 @@ WAITING_S = 60
 """Seconds for which a shard may wait for a server before it is a trouble."""
 
 HANG_S = 10.0
-"""Seconds after which a function that has not returned is logged; nothing is reported until it has."""
+"""Seconds after which a function that has not returned is logged; until it has, nothing is
+reported."""
 
 MAX_BACKOFF_S = 300.0
-"""Longest pause, in seconds, after a function that failed; then all that is not reported is reported again."""
+"""Longest pause, in seconds, after a function failed; then all unreported troubles are reported
+again."""
 
 CLOSE_S = 1.0
-"""Seconds that a streamer that ends waits for a function."""
+"""Seconds for which a streamer that ends waits for a function."""
 
 
 class TroubleWatch:
@@ -51,7 +55,10 @@ class TroubleWatch:
         self._began_at: float | None = None
 
     def open(self, *, once: bool = False) -> None:
-        """Begins, if there is a function to call; a thread that a function still holds goes on instead of another one."""
+        """Begins, if there is a function to call.
+
+        A thread that a function still holds continues instead of a new one.
+        """
         if not self._handlers:
             return
         self._stopping.clear()
@@ -61,7 +68,7 @@ class TroubleWatch:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends, once the function that is being called has returned."""
+        """Ends, once the running function has returned."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
@@ -82,7 +89,7 @@ class TroubleWatch:
                 pause_s = backoff.next_s()
 
     def _attempt(self) -> bool:
-        """As ``look``; false if it failed: a function may do whatever it likes."""
+        """Does as ``look``, and returns whether it succeeded: functions may raise anything."""
         try:
             self.look()
         except PenstockError as error:
@@ -94,9 +101,10 @@ class TroubleWatch:
         return False
 
     def look(self) -> int:
-        """Reports what is new, unless another process does; returns how much.
+        """Reports new troubles, unless another process does; returns how many.
 
-        Raises what a function has raised, after the rest was reported: that one is reported again.
+        Raises what a function has raised, after the rest was reported: that trouble is reported
+        again.
         """
         failed: BaseException | None = None
         with (
@@ -107,9 +115,9 @@ class TroubleWatch:
                 return 0
             store.execute("forget_troubles")
             rows = store.rows("new_troubles", {"waiting_s": WAITING_S})
-            for kind, subject, detail, *named, is_first in rows:
+            for kind, subject, detail, *fields, is_first in rows:
                 try:
-                    self._report(make_report(kind, *named, is_first=is_first))
+                    self._report(make_report(kind, *fields, is_first=is_first))
                 except BaseException as error:  # noqa: BLE001  raised below
                     failed = failed or error
                     continue
@@ -130,9 +138,18 @@ class TroubleWatch:
 
 
 def make_report(
-    kind: str, consumer: str | None, channel: str | None, shard: int | None, count: int, *, is_first: bool
+    kind: str,
+    consumer: str | None,
+    channel: str | None,
+    shard: int | None,
+    count: int,
+    *,
+    is_first: bool,
 ) -> TroubleReport | None:
-    """The report of a row; None if it is to be noted alone: the first epoch, and dead letters that have become fewer."""
+    """Returns the report of a row; None if it is only noted.
+
+    That is the first epoch, and dead letters that have become fewer.
+    """
     match kind:
         case "halted":
             text, fix = f"{consumer} is halted in {channel}/{shard}", "penstock status"
@@ -142,7 +159,10 @@ def make_report(
         case "stopped":
             text, fix = f"the streamer leaves {channel}/{shard} out", "penstock status"
         case "waiting":
-            text, fix = f"{consumer} has waited for a server in {channel}/{shard} for a minute", "penstock status"
+            text, fix = (
+                f"{consumer} has waited for a server in {channel}/{shard} for a minute",
+                "penstock status",
+            )
         case "epoch" if not is_first:
             text, fix = f"epoch {count} has begun", "penstock doctor"
         case _:
