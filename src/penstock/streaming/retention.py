@@ -41,7 +41,7 @@ TICKS_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """Result of a round of retention: rows removed from Postgres, entries from logs, shards left."""
+    """Result of a round of retention: removed rows of Postgres, entries of logs; shards left."""
 
     records: int = 0
     evicted: int = 0
