@@ -65,8 +65,7 @@ _T = TypeVar("_T")
 
 
 class UnusableShards:
-    """Errors of the shards that a streamer, worker or reader leaves out, and when to try and log
-    each.
+    """Errors of the shards that a streamer, worker or reader leaves out, and their next attempts.
 
     ``say`` logs them; ``on_new`` is called with each shard that becomes unusable.
     """

@@ -58,10 +58,10 @@ OlderAsync = Callable[[LogSlice], Awaitable[LogSlice]]
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Position of a reader in a shard: highest offset read, that record, and the epoch of the
-    reply.
+    """Position of a reader in a shard: highest offset read, that record, and the epoch.
 
-    The record is ``id time``.  Record and epoch are empty if they are not known.
+    The record is ``id time``.  Record and epoch are those of the last reply, and empty if they are
+    not known.
     """
 
     offset: Offset = BEGINNING
