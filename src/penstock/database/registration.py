@@ -89,4 +89,5 @@ def _what_to_do(channel: Channel, kind: str, shards: int | None) -> str:
 
 
 def _describe(kind: str, shards: int | None) -> str:
-    return f"{'an' if kind == 'ick' else 'a'} {kind} of {'?' if shards is None else format_count(shards, 'shard')}"
+    count = "?" if shards is None else format_count(shards, "shard")
+    return f"{'an' if kind == 'ick' else 'a'} {kind} of {count}"
