@@ -83,7 +83,8 @@ _DESCRIBED = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 def read_helps(documented: object) -> tuple[str, dict[str, str]]:
     """Returns the summary of a docstring, and the help of its ``Args`` or ``Attributes``."""
     sentence, _, described = (inspect.getdoc(documented) or "").partition("\n\nA")
-    return sentence, {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(described)}
+    helps = {name: " ".join(text.split()) for name, text in _DESCRIBED.findall(described)}
+    return " ".join(sentence.split()), helps
 
 
 @dataclass(frozen=True, kw_only=True)

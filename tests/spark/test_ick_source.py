@@ -33,8 +33,8 @@ from penstock.spark.sources.dirty_members import (
     IckOptions,
     IckStreamReader,
     MembersPartition,
-    ReservationSequence,
 )
+from penstock.spark.sources.reservation_sequence import ReservationSequence
 from penstock.testing import eventually
 
 INDEX = Ick("index", shards=2)

@@ -259,7 +259,7 @@ DIGESTS_ELSEWHERE = {
     "channels/routing._numbers": "above, of choose_hand",
     "channels/scripts.script": "above",
     "spark/reconcile/log_examiner.examine": "in Spark",
-    "spark/sources/dirty_members._reserve": "tests/spark/test_ick_source.py",
+    "spark/sources/reservation_sequence._reserve": "tests/spark/test_ick_source.py",
     "streaming/sequencer._prepared_call": "tests/streaming/test_pooler.py",
 }
 

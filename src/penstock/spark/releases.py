@@ -1,8 +1,9 @@
-"""What differs between the releases of Spark that Penstock works with: 4.0 and later.
+"""Differences between the releases of Spark that Penstock works with: 4.0 and later.
 
-Sources, sinks and the engine are written for the newest release.  What an older one lacks is made up for here, and nowhere else;
-each part names the release that brought it, and goes when that one is the oldest.  Releases are told apart by what they have, not
-by their numbers: a managed cluster may have parts of a newer one.
+Sources, sinks and the engine are written for the newest release.  What an older one lacks is made
+up for here, and nowhere else; each part names the release that brought it, and goes when that one
+is the oldest.  Releases are told apart by what they have, not by their numbers: a managed cluster
+may have parts of a newer one.
 """
 
 import inspect
@@ -36,14 +37,20 @@ __all__ = [
 ]
 
 HAS_ADMISSION_CONTROL = find_spec("pyspark.sql.streaming.datasource") is not None
-"""Since 4.2, Spark tells a Python source where a micro-batch starts, its limit, and that the trigger is AvailableNow."""
+"""Since 4.2, Spark tells a Python source where a micro-batch starts, its limit, and that the
+trigger is AvailableNow."""
 
 HAS_ARROW_STREAM_WRITERS = hasattr(datasource, "DataSourceStreamArrowWriter")
 """Since 4.1, the writer of a stream may take Arrow batches."""
 
 # 4.2
 if TYPE_CHECKING or HAS_ADMISSION_CONTROL:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
 else:
 
     class ReadLimit:
@@ -67,8 +74,13 @@ if TYPE_CHECKING or HAS_ARROW_STREAM_WRITERS:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 else:
 
-    class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-        """A writer of streams that gets Arrow batches: 4.0 gives rows to all writers but those of the second class."""
+    class DataSourceStreamArrowWriter(
+        datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
+    ):
+        """A writer of streams that gets Arrow batches.
+
+        4.0 gives rows to all writers except those of the second class.
+        """
 
 
 # 4.1
@@ -76,7 +88,9 @@ TIME_TYPES: tuple[type[DataType], ...] = (types.TimeType,) if hasattr(types, "Ti
 """The types of a time of day."""
 
 # 4.1: the class was moved
-_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedCheckpointFileManager"
+_CHECKPOINT_FILES = (
+    "org.apache.spark.sql.execution.streaming.{}FileSystemBasedCheckpointFileManager"
+)
 CHECKPOINT_FILES = _CHECKPOINT_FILES.format("checkpointing." if HAS_ARROW_STREAM_WRITERS else "")
 """Java's class that writes checkpoints without native Hadoop's help."""
 
@@ -91,23 +105,27 @@ def register_source(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema in Arrow, with timestamps in UTC, which is said since 4.2, and was always so before."""
+    """Returns the schema in Arrow, with timestamps in UTC.
+
+    Since 4.2 the schema names the zone; before, it was always UTC.
+    """
     if "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters:
         return arrow_types.to_arrow_schema(schema, timezone="UTC")
     return arrow_types.to_arrow_schema(schema)
 
 
 def adapt_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
-    """The reader of a stream as this release of Spark calls it."""
+    """Returns the reader of a stream as this release of Spark calls it."""
     return reader if HAS_ADMISSION_CONTROL else StartFindingReader(reader)
 
 
 class StartFindingReader(DataSourceStreamReader):
-    """Calls a reader as 4.2 does, for a Spark that neither says where a micro-batch starts nor has a limit for it.
+    """Calls a reader as 4.2 does, for a Spark that tells no start of a micro-batch and no limit.
 
-    A micro-batch starts where the one before ends, and that is the end which ``partitions`` was given last.  After a restart, Spark
-    calls it with the newest end in the checkpoint first, as an empty range.  A query without a checkpoint starts at its beginning.
-    The limit is the reader's own.
+    A micro-batch starts where the one before ends, and that is the end which ``partitions`` was
+    given last.  After a restart, Spark calls it with the newest end in the checkpoint first, as an
+    empty range.  A query without a checkpoint starts at its beginning.  The limit is the reader's
+    own.
 
         new query     latestOffset, initialOffset, partitions(initial, end), latestOffset, …
         restart       partitions(newest, newest), latestOffset, partitions(newest, end), …
@@ -122,29 +140,31 @@ class StartFindingReader(DataSourceStreamReader):
         self._is_guess = False
 
     def initialOffset(self) -> Any:  # noqa: N802  Spark's name, as all here
-        """Where a query without a checkpoint begins."""
+        """Returns where a query without a checkpoint begins."""
         self._is_new = True
         return self._reader.initialOffset()
 
     def latestOffset(self) -> Any:  # type: ignore[override]  # noqa: N802
-        """The end of the next micro-batch."""
+        """Returns the end of the next micro-batch."""
         if self._start is None:
             self._start, self._is_guess = self._reader.initialOffset(), True
         return self._reader.latestOffset(self._start, self._reader.getDefaultReadLimit())
 
     def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch."""
+        """Returns the tasks of a micro-batch."""
         if self._is_guess and not self._is_new:
             raise InvalidSetting(
-                "Spark has asked for the end of a micro-batch before it has said where the checkpoint ends: records could come "
-                "twice. Set spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, which is its default"
+                "Spark has asked for the end of a micro-batch before it has said where the "
+                "checkpoint ends: records could come "
+                "twice. Set spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, which "
+                "is its default"
             )
         self._start, self._is_guess = end, False
         tasks: Sequence[InputPartition] = self._reader.partitions(start, end)
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of a task."""
+        """Yields the rows of a task."""
         rows: Iterator[Any] = self._reader.read(partition)
         return rows
 

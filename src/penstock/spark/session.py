@@ -1,4 +1,4 @@
-"""The Spark session, with settings that make small, long-lived Python tasks fast and keep Spark quiet; its jobs and their slots.
+"""The Spark session, with settings for small, long-lived Python tasks; its jobs and their slots.
 
 Each setting was measured; ``docs/explanation/engines.md`` lists the delays that they remove.
 """
@@ -30,7 +30,15 @@ from penstock.errors import InvalidSetting, PenstockError, ServerUnavailable
 from penstock.logs import FORMAT, LEVEL, share_with_tasks
 from penstock.spark.releases import CHECKPOINT_FILES
 from penstock.spark.sources import register
-from penstock.spark.submission import SECRET, URLS, find_cluster, find_java, read_submitted, share, start_java
+from penstock.spark.submission import (
+    SECRET,
+    URLS,
+    find_cluster,
+    find_java,
+    read_submitted,
+    share,
+    start_java,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +52,8 @@ SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.task.killTimeout": "200ms",
     "spark.python.daemon.module": "penstock.spark.daemon",
-    # Otherwise each column that Python names asks the JVM ten times, to have a line of the program in an error.
+    # Otherwise each column that Python names asks the JVM ten times, to have a line of the program
+    # in an error.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
@@ -53,26 +62,34 @@ SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    # A heap that begins small and gives memory back; Java starts to log before Spark has read its settings.  The second
-    # compiler has what runs for millions of rows, ten times later than by default: it takes a core from small batches.
+    # A heap that begins small and gives memory back; Java starts to log before Spark has read its
+    # settings.  The second compiler has what runs for millions of rows, ten times later than by
+    # default: it takes a core from small batches.
     "spark.driver.extraJavaOptions": (
         "-XX:+UseSerialGC -Xms64m -XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=30 "
-        "-XX:Tier3DelayOn=0 -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+        "-XX:Tier3DelayOn=0 -XX:Tier4InvocationThreshold=50000 "
+        "-XX:Tier4MinInvocationThreshold=6000 "
         "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000 "
         f"-Dlog4j2.configurationFile={_LOG4J2}"
     ),
     "spark.redaction.regex": SECRET,
 }
 
-LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+LOCAL = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
 """Further settings without a cluster."""
 
 TASK_ATTEMPTS = 10_000
-"""Attempts of a task before Spark fails the job.  A restarted task continues from the last commit of the previous one."""
+"""Attempts of a task before Spark fails the job.  A restarted task continues from the last commit
+of the previous one."""
 
 
 _QUOTING = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""PySpark's loggers of errors that are raised as well: their text may quote a value, and Penstock logs none."""
+"""PySpark's loggers of errors that are raised as well: their text may quote a value, and Penstock
+logs none."""
 
 MAX_SOCKET_DIRECTORY_CHARACTERS = 60
 """Characters; the path of a socket has at most 107, of which Spark adds 42."""
@@ -82,7 +99,8 @@ JVM_END_S = 3.0
 """Seconds to wait for the end of a JVM whose connections have broken."""
 
 JVM_REMOVAL_S = 5.0
-"""Seconds that a JVM which is ended while it starts has to remove its files; less than a command has to stop."""
+"""Seconds that a JVM which is ended while it starts has to remove its files; less than a command
+has to stop."""
 
 
 def spark_session(
@@ -94,15 +112,17 @@ def spark_session(
     stop: Callable[[], bool] = lambda: False,
     directory: str | None = None,
 ) -> SparkSession:
-    """A session with Penstock's settings and data sources; the existing one if there is one.
+    """Returns a session with Penstock's settings and data sources, or the existing one.
 
     Args:
         slots: Number of tasks that run at once; used only without ``master``.
         master: Spark's master; None takes that of ``spark-submit``, or runs Spark on this machine.
-        conf: Further settings; they override ours, and those of ``spark-submit``, which override ours too.
+        conf: Further settings; they override ours, and those of ``spark-submit``, which override
+            ours too.
         attempts: Attempts of a task before Spark fails its job; used only without ``master``.
         stop: Whether a signal to stop has come before.
-        directory: For Spark's temporary files and sockets, some of which it leaves behind; used only without a cluster.
+        directory: For Spark's temporary files and sockets, some of which it leaves behind; used
+            only without a cluster.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     for name in _QUOTING:
@@ -129,29 +149,38 @@ def spark_session(
 
 
 def _choose_python(chosen: Mapping[str, str]) -> None:
-    """Sets the Python of tasks, which PySpark takes from the environment only: otherwise the first ``python3`` on the PATH."""
+    """Sets the Python of tasks, which PySpark takes from the environment only.
+
+    Otherwise it is the first ``python3`` on the PATH.
+    """
     if "spark.pyspark.python" in chosen:
         os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if shutil.which(python) is None:
         raise InvalidSetting(
-            f"PYSPARK_PYTHON is {python}, which is not there. The driver plans with it, too: if it comes in an archive, unpack the "
+            f"PYSPARK_PYTHON is {python}, which is not there. The driver plans with it, too: if it "
+            "comes in an archive, unpack the "
             f"archive in the directory where you start, here {Path.cwd()}"
         )
 
 
-def _settings(master: str | None, given: Mapping[str, str], directory: str | None) -> dict[str, str]:
-    """Penstock's settings for a master; None is this machine."""
+def _settings(master: str | None, conf: Mapping[str, str], directory: str | None) -> dict[str, str]:
+    """Returns Penstock's settings for a master; None is this machine."""
     if master is not None and not master.startswith("local"):
         path = {"spark.executorEnv.PYTHONPATH": _application_path()}
-        return SETTINGS | share(_SHARED, master, given) | path
-    os.environ["PYTHONPATH"] = os.pathsep.join([*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")])
+        return SETTINGS | share(_SHARED, master, conf) | path
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*(p for p in sys.path if p), os.environ.get("PYTHONPATH", "")]
+    )
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return SETTINGS | LOCAL | _keep_in(directory)
 
 
 def _keep_in(directory: str | None) -> dict[str, str]:
-    """Settings for the directory of Spark's temporary files and sockets; none if it is too long for a socket."""
+    """Returns settings for the directory of Spark's temporary files and sockets.
+
+    Returns none if it is too long for a socket.
+    """
     if directory is None or len(directory) > MAX_SOCKET_DIRECTORY_CHARACTERS or " " in directory:
         return {}
     options = SETTINGS["spark.driver.extraJavaOptions"]
@@ -163,17 +192,23 @@ def _keep_in(directory: str | None) -> dict[str, str]:
 
 
 def _application_path() -> str:
-    """This process' path to the application, without the packages of its Python: executors may have another one.
+    """Returns this process' path to the application, without the packages of its Python.
 
-    On other machines these places do not exist, and do no harm: what is not there comes by ``spark.submit.pyFiles``.
+    Executors may have another Python.  On other machines these places do not exist, and do no harm:
+    what is missing comes by ``spark.submit.pyFiles``.
     """
     packages = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     places = [Path(place).resolve() for place in sys.path if place]
-    return os.pathsep.join(str(place) for place in places if packages.isdisjoint((place, *place.parents)))
+    return os.pathsep.join(
+        str(place) for place in places if packages.isdisjoint((place, *place.parents))
+    )
 
 
 class StartEndedError(BaseException):
-    """A signal to stop has come while Spark was starting; not an ``Exception``, which PySpark would catch."""
+    """A signal to stop has come while Spark was starting.
+
+    It is not an ``Exception``, which PySpark would catch.
+    """
 
 
 _jvm_starts = threading.local()
@@ -181,10 +216,12 @@ _jvm_starts = threading.local()
 
 @contextmanager
 def _signals_left_to_us() -> Iterator[None]:
-    """A JVM that is started meanwhile ignores SIGTERM: this process gets it, too, and stops Spark in order.
+    """Makes a JVM that is started in the block ignore SIGTERM.
 
-    Supervisors and shells send it to all processes of a service.  Java leaves an ignored signal ignored.  The JVM still ends
-    with this process, whose end it notices by its standard input.  PySpark would also take SIGINT for itself.
+    This process gets the signal, too, and stops Spark in order.  Supervisors and shells send it to
+    all processes of a service.  Java leaves an ignored signal ignored.  The JVM still ends with
+    this process, whose end it notices by its standard input.  PySpark would also take SIGINT for
+    itself.
     """
     reading, _jvm_starts.pid_to = os.pipe()
     try:
@@ -203,31 +240,34 @@ def _signals_left_to_us() -> Iterator[None]:
 
 @contextmanager
 def _ending_at_signals() -> Iterator[None]:
-    """Signals that this process handles also end the block; their handlers are as before in the end."""
+    """Ends the block at signals that this process handles; restores their handlers afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        handler = before[signal.Signals(number)]
+        handler = handlers[signal.Signals(number)]
         assert callable(handler)
         handler(number, frame)
         raise StartEndedError
 
     try:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if callable(handler):
                 signal.signal(number, handle)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if handler is not None:
                 signal.signal(number, handler)
 
 
 def _end_process(pid: int) -> None:
-    """Ends a child in order, so that it removes its files; a JVM that ignores SIGTERM obeys SIGHUP, except under ``nohup``."""
+    """Ends a child in order, so that it removes its files.
+
+    A JVM that ignores SIGTERM obeys SIGHUP, except under ``nohup``.
+    """
     is_obeyed = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     deadline = monotonic() + (JVM_REMOVAL_S if is_obeyed else 0.0)
     with suppress(ProcessLookupError, ChildProcessError):
@@ -248,10 +288,11 @@ os.register_at_fork(after_in_child=_ignore_sigterm_in_jvm)  # PySpark has no opt
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stops Spark, and before it the idle Python processes on this machine, whose connections Spark closes first.
+    """Stops Spark, and before it the idle Python processes whose connections Spark closes first.
 
-    They would answer on a closed connection, and print a traceback after a success: see ``penstock.spark.daemon``, which Spark does
-    not use for those that look up and make data sources.
+    They would answer on a closed connection, and print a traceback after a success: see
+    ``penstock.spark.daemon``, which Spark does not use for those that look up and make data
+    sources.
     """
     # With spark-submit, this process is one of them.
     children = [child for child in _children(spark) if child.pid() != os.getpid()]
@@ -264,7 +305,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def end_planners(spark: SparkSession) -> None:
-    """Ends the Python processes that have found, made and planned a data source: the tasks of the query run.
+    """Ends the Python processes that planned a data source, while the tasks of the query run.
 
     Spark would keep them, their workers for a minute, and starts them again for the next query.
     """
@@ -287,8 +328,8 @@ _PLANNERS = {
 
 
 @contextmanager
-def jvm_errors(what: str) -> Iterator[None]:
-    """Names the JVM if it has ended: whatever is raised then is only a consequence."""
+def jvm_errors(activity: str) -> Iterator[None]:
+    """Names the JVM if it has ended: other errors are then only consequences."""
     try:
         yield
     except PenstockError:
@@ -297,20 +338,23 @@ def jvm_errors(what: str) -> Iterator[None]:
         # Its connections break some time before it has ended.
         if (code := _exit_code_of_jvm(within_s=JVM_END_S)) is None:
             raise
-        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise ServerUnavailable(
-            f"{what}: the JVM of Spark has ended ({ended}). Nothing is lost: start it again; "
+            f"{activity}: the JVM of Spark has ended ({ending}). Nothing is lost: start it again; "
             "if memory was short, give it more with --conf spark.driver.memory=2g"
         ) from error
 
 
 def is_jvm_alive() -> bool:
-    """True if the JVM that this process has started is still there; true if another process has started it."""
+    """Returns whether the JVM that this process has started is still there.
+
+    Returns True if another process has started it.
+    """
     return _exit_code_of_jvm() is None
 
 
 def _exit_code_of_jvm(within_s: float = 0.0) -> int | None:
-    """None while it runs."""
+    """Returns the exit code; None while it runs."""
     process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001  Spark has no name for it
     if not isinstance(process, subprocess.Popen):
         return None
@@ -321,13 +365,19 @@ def _exit_code_of_jvm(within_s: float = 0.0) -> int | None:
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use; in a container these can be fewer than the machine has."""
+    """Returns the number of cores that this process may use.
+
+    In a container these can be fewer than the machine has.
+    """
     bound = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(bound(0)) if bound else os.cpu_count() or 1
 
 
 def _write_no_checksums(spark: SparkSession) -> None:
-    """Turns off checksums of local files: a query writes two files a micro-batch, and a checksum takes as long as its file."""
+    """Turns off checksums of local files.
+
+    A query writes two files a micro-batch, and a checksum takes as long as its file.
+    """
     context = spark.sparkContext
     jvm, java_context = context._jvm, context._jsc  # noqa: SLF001  Spark has no setting for it
     assert jvm is not None
@@ -344,7 +394,7 @@ _Task = TypeVar("_Task")
 
 @contextmanager
 def named_jobs(spark: SparkSession, name: str, description: str | None = None) -> Iterator[None]:
-    """Names the stages and SQL executions of this thread, and its jobs, by default alike, in more detail."""
+    """Names this thread's stages, SQL executions and jobs; ``description`` is for the jobs."""
     context = spark.sparkContext
     names = {"callSite.short": name, "spark.job.description": description or name}
     # PySpark names a job after the line that calls it, unless it is inside of such a block.
@@ -364,9 +414,10 @@ def read_in_tasks(
     tasks: Sequence[_Task],
     schema: StructType | str,
 ) -> DataFrame:
-    """The batches that ``read`` yields for each of the tasks.
+    """Returns the batches that ``read`` yields for each of the tasks.
 
-    Not by a data source: Spark starts processes to look one up and to plan what is known here, which takes longer than the rest.
+    Not by a data source: Spark would start processes to look it up and to plan it, which takes
+    longer than the rest.
     """
 
     def read_numbered(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -382,8 +433,10 @@ def map_batches(
     function: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]",
     schema: StructType | str,
 ) -> DataFrame:
-    """As ``DataFrame.mapInArrow``, which asks for pandas, and does not need it."""
-    evaluated = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    """Maps batches as ``DataFrame.mapInArrow``, which asks for pandas without needing it."""
+    evaluated = UserDefinedFunction(
+        function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    )
     columns = evaluated(*(frame[name] for name in frame.columns))
     mapped = frame._jdf.mapInArrow(columns._jc, False, None)  # noqa: SLF001  as that does
     return DataFrame(mapped, frame.sparkSession)
@@ -395,7 +448,7 @@ EPOCHS = "epochs"
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """The long tasks, as Spark sees them: how many have a slot, and how many have none."""
+    """Long tasks as Spark sees them: those with a slot, and those without."""
 
     placed: int = 0
     waiting: int = 0
@@ -413,16 +466,20 @@ class Slots:
         self._cpus = int(self._context.getConf().get("spark.task.cpus") or 1)
 
     def count(self) -> int:
-        """Tasks that can run at once now; 0 before the first executor has registered.
+        """Returns the number of tasks that can run now; 0 before the first executor has registered.
 
         Not ``defaultParallelism``: that is 2 without any executor.
         """
         executors = self._store.executorList(True)
-        seen = (executors.apply(number) for number in range(executors.size()))
-        return sum(int(each.totalCores()) // self._cpus for each in seen if self._is_local or each.id() != "driver")
+        infos = (executors.apply(number) for number in range(executors.size()))
+        return sum(
+            int(info.totalCores()) // self._cpus
+            for info in infos
+            if self._is_local or info.id() != "driver"
+        )
 
     def running(self, tasks: int) -> StageState:
-        """The state of the stage that has so many tasks; nothing if there is none."""
+        """Returns the state of the stage with this number of tasks; nothing if there is none."""
         tracker = self._context.statusTracker()
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)

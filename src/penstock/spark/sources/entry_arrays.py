@@ -1,8 +1,9 @@
-"""The entries of a log's stream in Arrow: columns come from the wire without a Python object for each record.
+"""Entries of a log's stream in Arrow, without a Python object for each record.
 
-Columns that are as most are get divided together, thousands of records in a call, and compared as ``Columns.check`` compares
-them.  With anything else in them, such as an escape in a key, or damage, the entries are parsed one by one, as every other
-reader does it: that decides what they hold, and names one that is damaged.
+Columns without anything unusual are divided together, thousands of records in a call, and compared
+as ``Columns.check`` compares them.  With anything else in them, such as an escape in a key, or
+damage, the entries are parsed one by one, as every other reader does it: that decides what they
+hold, and names one that is damaged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ ROWS_TOGETHER, BYTES_TOGETHER = 5000, 4 * 1024 * 1024
 """How much is read together at most, unless it is a single entry."""
 
 FEW_RECORDS = 200
-"""Up to so many in a single entry, parsing them takes less time than dividing its columns."""
+"""Records in a single entry up to which parsing takes less time than dividing its columns."""
 
 _NOT_IN_A_STRING = bytes({*range(32), ord("\\")} - {ord("\n")})
 """Bytes that a line of JSON strings has only if one of them has an escape, or is damaged."""
@@ -37,40 +38,47 @@ _Raw = tuple[bytes, list[bytes]]
 """An entry as the server sends it: its id, and its fields."""
 
 
-def read_entries(shard: ShardName, entries: Sequence[_Raw], *, after: Offset = BEGINNING) -> Iterator[pa.RecordBatch]:
-    """The records of entries, in order, after the record at ``after`` if that was read.
+def read_entries(
+    shard: ShardName, entries: Sequence[_Raw], *, position: Offset = BEGINNING
+) -> Iterator[pa.RecordBatch]:
+    """Yields the records of entries, in order, after the record at ``position`` if it was read.
 
-    Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing`` where the first entry comes that cannot be read.
+    Raises ``ForeignLog``, ``DamagedEntry`` or ``CodecMissing`` at the first entry that cannot be
+    read.
     """
-    last = after
+    last = position
     for batches, part in groupby(entries, lambda entry: is_batch(entry[1])):
         for read in _read_batches(shard, part, last) if batches else _read_plain(shard, [*part]):
             last = read.column("offset")[-1].as_py()
             yield read
 
 
-def _read_batches(shard: ShardName, entries: Iterable[_Raw], last: Offset) -> Iterator[pa.RecordBatch]:
-    some: list[tuple[_Raw, Entry]] = []
+def _read_batches(
+    shard: ShardName, entries: Iterable[_Raw], last: Offset
+) -> Iterator[pa.RecordBatch]:
+    pending: list[tuple[_Raw, Entry]] = []
     rows = size = 0
     for raw in entries:
         try:
             entry = parse_batch(shard, *raw, previous=last, check=False)
         except (ForeignLog, CodecMissing):
-            yield from _read_together(shard, some)
+            yield from _read_together(shard, pending)
             raise
         rows, size = rows + len(entry), size + entry.columns.unfolded_size
         # A hole is seen between two batches of Arrow's, not within one.
-        if some and (rows > ROWS_TOGETHER or size > BYTES_TOGETHER or entry.first > last + 1):
-            yield from _read_together(shard, some)
-            some, rows, size = [], len(entry), entry.columns.unfolded_size
-        some.append((raw, entry))
+        if pending and (rows > ROWS_TOGETHER or size > BYTES_TOGETHER or entry.first > last + 1):
+            yield from _read_together(shard, pending)
+            pending, rows, size = [], len(entry), entry.columns.unfolded_size
+        pending.append((raw, entry))
         last = entry.last
-    yield from _read_together(shard, some)
+    yield from _read_together(shard, pending)
 
 
-def _read_together(shard: ShardName, some: Sequence[tuple[_Raw, Entry]]) -> Iterator[pa.RecordBatch]:
-    entries = [entry for _, entry in some]
-    pays = len(some) > 1 or sum(map(len, entries)) > FEW_RECORDS
+def _read_together(
+    shard: ShardName, pending: Sequence[tuple[_Raw, Entry]]
+) -> Iterator[pa.RecordBatch]:
+    entries = [entry for _, entry in pending]
+    pays = len(pending) > 1 or sum(map(len, entries)) > FEW_RECORDS
     if pays and sum(entry.columns.unfolded_size for entry in entries) <= MAX_BYTES:
         try:
             read = _Division(entries).read()
@@ -79,16 +87,16 @@ def _read_together(shard: ShardName, some: Sequence[tuple[_Raw, Entry]]) -> Iter
         else:
             yield read
             return
-    for raw, _ in some:
+    for raw, _ in pending:
         yield from _parse_alone(parse_batch(shard, *raw))
 
 
 def _parse_alone(entry: Entry) -> Iterator[pa.RecordBatch]:
-    """The records of an entry; of a large one, a few at a time."""
+    """Yields the records of an entry; of a large one, a few at a time."""
     values: list[list[Any]] = [[*entry.offsets], *entry.columns.values()]
     a_batch = max(1, BYTES_TOGETHER * len(entry) // max(1, entry.columns.unfolded_size))
     for first in range(0, len(entry), a_batch):
-        yield _from_values(entry.shard, *(each[first : first + a_batch] for each in values))
+        yield _from_values(entry.shard, *(column[first : first + a_batch] for column in values))
 
 
 class _Division:
@@ -100,18 +108,23 @@ class _Division:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._shard, self._first = entries[0].shard, entries[0].first
         self._columns = [entry.columns for entry in entries]
-        ends = pa.array([0, *accumulate(map(len, entries))], pa.int32())
-        self._starts, self._lasts = ends[:-1], pc.subtract(ends[1:], 1)
-        self._lengths = pc.subtract(ends[1:], self._starts)
-        self._rows = ends[-1].as_py()
-        self._entry = pc.list_parent_indices(pa.ListArray.from_arrays(ends, pa.nulls(self._rows)))
+        edges = pa.array([0, *accumulate(map(len, entries))], pa.int32())
+        self._starts, self._lasts = edges[:-1], pc.subtract(edges[1:], 1)
+        self._lengths = pc.subtract(edges[1:], self._starts)
+        self._rows = edges[-1].as_py()
+        self._entry = pc.list_parent_indices(pa.ListArray.from_arrays(edges, pa.nulls(self._rows)))
         self._place = pc.subtract(_count_up(0, self._rows), self._each(self._starts))
 
     def read(self) -> pa.RecordBatch:
-        """The records."""
-        ids, keys, actions, objects, data, headers, times = zip(*(each.texts for each in self._columns), strict=True)
+        """Returns the records."""
+        ids, keys, actions, objects, data, headers, times = zip(
+            *(columns.texts for columns in self._columns), strict=True
+        )
         labels = [*map(self._strings, (keys, actions, objects))]
-        read_ids, read_times = self._numbers(ids, "id", self._place), self._numbers(times, "us", pa.scalar(0))
+        read_ids, read_times = (
+            self._numbers(ids, "id", self._place),
+            self._numbers(times, "us", pa.scalar(0)),
+        )
         if pc.min(read_ids).as_py() < 0 or pc.min(read_times).as_py() < -MAX_NUMBER:
             raise DamagedColumns
         return _make_batch(
@@ -127,11 +140,11 @@ class _Division:
         )
 
     def _each(self, values: pa.Array) -> pa.Array:
-        """A value of each entry, for each of its records."""
+        """Returns a value of each entry, for each of its records."""
         return values.take(self._entry)
 
     def _lines(self, texts: Sequence[bytes], between: bytes = b"\n") -> pa.Array:
-        """A line for each record; a text of one line has it for all of its entry."""
+        """Returns a line for each record; a text of one line has it for all of its entry."""
         if between not in texts[0] and texts.count(texts[0]) == len(texts):
             return pa.repeat(texts[0].decode(), self._rows)
         lists = pc.split_pattern(pa.array(texts, pa.binary()), pattern=between)
@@ -145,35 +158,42 @@ class _Division:
         return lines.cast(pa.string())
 
     def _numbers(self, texts: Sequence[bytes], kind: str, expected: Any) -> pa.Array:
-        """Numbers, of which an entry has the first and the last, and each one's difference to what is expected after the first."""
+        """Returns numbers from the first and last of each entry, and differences.
+
+        A difference is to the value expected after the first number.
+        """
         if b"".join(texts).translate(None, _DIGITS + b"\n"):
             raise DamagedColumns
         first, last = (
-            pa.array([getattr(each, f"{end}_{kind}") for each in self._columns], pa.int64())
+            pa.array([getattr(columns, f"{end}_{kind}") for columns in self._columns], pa.int64())
             for end in ("first", "last")
         )
         beyond = self._lines(texts).cast(pa.int64())
-        found = pc.add_checked(pc.add_checked(self._each(first), expected), beyond)
-        if not (found.take(self._starts).equals(first) and found.take(self._lasts).equals(last)):
+        numbers = pc.add_checked(pc.add_checked(self._each(first), expected), beyond)
+        if not (
+            numbers.take(self._starts).equals(first) and numbers.take(self._lasts).equals(last)
+        ):
             raise DamagedColumns
-        return found
+        return numbers
 
     def _strings(self, texts: Sequence[bytes]) -> pa.Array:
-        """Strings whose JSON is themselves between quotes."""
+        """Returns strings whose JSON is the string between quotes."""
         joined = b"".join(texts)
         if len(joined.translate(None, _NOT_IN_A_STRING)) < len(joined):
             raise DamagedColumns
         inner = [text[1:-1] for text in texts]
         for line, within in zip(texts, inner, strict=True):
             breaks = line.count(b"\n")
-            are_strings = (line[:1], line[-1:]) == (b'"', b'"') and line.count(b'"') == 2 * breaks + 2
+            are_strings = (line[:1], line[-1:]) == (b'"', b'"') and line.count(
+                b'"'
+            ) == 2 * breaks + 2
             if not are_strings or within.count(b'"\n"') != breaks:
                 raise DamagedColumns
         return self._lines(inner, b'"\n"')
 
 
 def _count_up(first: int, count: int) -> pa.Array:
-    """Numbers from ``first`` on."""
+    """Returns numbers from ``first`` on."""
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
 
 
@@ -182,7 +202,7 @@ def _none_if_empty(texts: pa.Array) -> pa.Array:
 
 
 def _make_batch(shard: ShardName, columns: Sequence[Any]) -> pa.RecordBatch:
-    """A batch of one shard, from the columns after its name, which are arrays or lists."""
+    """Returns a batch of one shard from the columns after its name, which are arrays or lists."""
     count = len(columns[0])
     number = pa.scalar(int(shard.shard), pa.int32())
     return batch([pa.repeat(shard.channel, count), pa.repeat(number, count), *columns])
@@ -190,28 +210,41 @@ def _make_batch(shard: ShardName, columns: Sequence[Any]) -> pa.RecordBatch:
 
 def _from_values(shard: ShardName, *values: list[Any]) -> pa.RecordBatch:
     *others, headers, times = values
-    return _make_batch(shard, [*others, [each or None for each in headers], times])
+    return _make_batch(shard, [*others, [header or None for header in headers], times])
 
 
 def _read_plain(shard: ShardName, entries: list[_Raw]) -> Iterator[pa.RecordBatch]:
-    """The records of entries of one record each."""
+    """Yields the records of entries of one record each."""
     try:
         read = _read_fields(shard, entries)
     except (ValueError, pa.ArrowException):
-        them = parse_entries(shard, entries)
-        labels = them.keys, them.actions, them.objects
-        read = _from_values(shard, them.offsets, them.ids, *labels, them.data_json, them.headers_json, them.staged_us)
-    ends = read.column("offset")[0].as_py(), read.column("offset")[-1].as_py()
-    follow = ends[1] - ends[0] < len(entries)
+        records = parse_entries(shard, entries)
+        labels = records.keys, records.actions, records.objects
+        read = _from_values(
+            shard,
+            records.offsets,
+            records.ids,
+            *labels,
+            records.data_json,
+            records.headers_json,
+            records.staged_us,
+        )
+    bounds = read.column("offset")[0].as_py(), read.column("offset")[-1].as_py()
+    follow = bounds[1] - bounds[0] < len(entries)
     yield from [read] if follow else (read.slice(row, 1) for row in range(len(entries)))
 
 
 def _read_fields(shard: ShardName, entries: list[_Raw]) -> pa.RecordBatch:
-    """The same, of fields that are in their usual order.  Raises ``ValueError`` for whatever may be damaged."""
+    """Returns those of entries whose fields are in their usual order.
+
+    Raises ``ValueError`` for anything that may be damaged.
+    """
     ids = text([entry_id for entry_id, _ in entries])
     columns = [*zip(*(fields for _, fields in entries), strict=True)]
     id_, key, action, object_, data, headers, staged_us = columns[1::2]
-    usual = [*map(set, columns[::2])] == [{name} for name in NAMES] and pc.all(pc.ends_with(ids, "-0")).as_py()
+    usual = [*map(set, columns[::2])] == [{name} for name in NAMES] and pc.all(
+        pc.ends_with(ids, "-0")
+    ).as_py()
     if (
         not usual
         or b"\0" in b"".join((*key, *action, *object_))

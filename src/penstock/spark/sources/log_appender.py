@@ -1,7 +1,8 @@
 """Writes a DataFrame into a log: compare and append, so that a task may run any number of times.
 
-The rows contain their shard and offset.  A task appends its rows in order, shard by shard; the log refuses rows that do not
-follow its tail, and recognises those it has.  Use it to refill an empty log, or to mirror one.
+The rows contain their shard and offset.  A task appends its rows in order, shard by shard; the log
+refuses rows that do not follow its tail, and recognises those it has.  Use it to refill an empty
+log, or to mirror one.
 """
 
 from collections.abc import Collection, Iterator
@@ -30,29 +31,36 @@ from penstock.spark.sources.task_process import redis_client, warm
 
 RECORDS_A_CALL = 500
 
-_MAX_CHARACTERS = {"key": MAX_KEY_CHARACTERS, "action": MAX_LABEL_CHARACTERS, "object": MAX_LABEL_CHARACTERS}
+_MAX_CHARACTERS = {
+    "key": MAX_KEY_CHARACTERS,
+    "action": MAX_LABEL_CHARACTERS,
+    "object": MAX_LABEL_CHARACTERS,
+}
 """Limits of an entry's fields, which its readers rely on."""
 
 
 @dataclass
 class AppendedRows(WriterCommitMessage):
-    """The result of a task: records that were new to the log, and those that it had already."""
+    """Result of a task: records that were new to the log, and those that it had already."""
 
     added: int
     known: int
 
 
 class _Appender:
-    """The common part of the batch and the streaming writer."""
+    """Common part of the batch and the streaming writer."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         names = ARROW_SCHEMA.names
         if missing := [name for name in names if name not in schema.names]:
             raise InvalidSetting(
-                f"penstock.log: the DataFrame has no column {missing[0]!r}; to be written it needs {', '.join(names)}"
+                f"penstock.log: the DataFrame has no column {missing[0]!r}; to be written it needs "
+                f"{', '.join(names)}"
             )
         if overwrite:
-            raise InvalidSetting("penstock.log: a log is appended to, never overwritten: mode('append')")
+            raise InvalidSetting(
+                "penstock.log: a log is appended to, never overwritten: mode('append')"
+            )
         self._options = options
         self._journal_begins: dict[ShardName, int] = {}
         self._epochs: dict[ShardName, Epoch] = {}
@@ -64,20 +72,27 @@ class _Appender:
         written = AppendedRows(0, 0)
         for part in iterator:
             runs = [*by_shard(part)]
-            self._epochs = _read_epochs(client, self._options.scope.namespace, {shard for shard, _ in runs})
+            self._epochs = _read_epochs(
+                client, self._options.scope.namespace, {shard for shard, _ in runs}
+            )
             for shard, rows in runs:
                 self._append(client, shard, rows, written)
         return written
 
-    def _append(self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: AppendedRows) -> None:
+    def _append(
+        self, client: RedisClient, shard: ShardName, rows: pa.RecordBatch, written: AppendedRows
+    ) -> None:
         offsets = rows.column("offset").to_pylist()
         if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
             raise Gap(
-                f"penstock.log: rows of {shard} do not come in the order of their offsets, one after the other, from {offsets[0]}. "
-                "Do not filter or shuffle them: repartition by shard and sortWithinPartitions by offset"
+                f"penstock.log: rows of {shard} do not come in the order of their offsets, one "
+                f"after the other, from {offsets[0]}. "
+                "Do not filter or shuffle them: repartition by shard and sortWithinPartitions by "
+                "offset"
             )
         while rows.num_rows:
-            # Again only if the log ends within a batch, which a task has written in other batches before.
+            # Again only if the log ends within a batch, which a task has written in other batches
+            # before.
             rows = rows.slice(self._append_until(client, shard, rows, written))
 
     def _append_until(
@@ -89,9 +104,10 @@ class _Appender:
         *,
         begins: bool = False,
     ) -> int:
-        """Appends batches up to the end, or up to one that begins in the log; returns the number of rows that it has.
+        """Appends batches up to the end, or up to one that begins in the log.
 
-        ``begins`` says that there are no records before these.
+        Returns the number of rows that it has.  ``begins`` tells that there are no records before
+        these.
         """
         begin = int(rows.column("offset")[0].as_py())
         batches = self._batches(shard, Offset(begin), rows, begins=begins)
@@ -108,39 +124,57 @@ class _Appender:
                         return self._append_until(client, shard, rows, written, begins=True)
                     case Behind(tail):
                         raise Gap(
-                            f"penstock.log: {shard} ends at offset {tail}, the rows begin at {batch.first}: write what is "
+                            f"penstock.log: {shard} ends at offset {tail}, the rows begin at "
+                            f"{batch.first}: write what is "
                             "between first"
                         )
                     case FencedOff(newer):
-                        raise Fenced(f"penstock.log: {shard} has been written in the newer epoch {newer}")
+                        raise Fenced(
+                            f"penstock.log: {shard} has been written in the newer epoch {newer}"
+                        )
                     case Foreign(offset, found):
                         raise ForeignLog(
-                            f"penstock.log: {shard} offset {offset} holds record {found}, not the one of the rows: this log "
+                            f"penstock.log: {shard} offset {offset} holds record {found}, not the "
+                            "one of the rows: this log "
                             "is another one's"
                         )
                     case Unusable(error):
                         raise error
         return int(rows.num_rows)
 
-    def _batches(self, shard: ShardName, first: Offset, rows: pa.RecordBatch, *, begins: bool) -> Iterator[Batch]:
+    def _batches(
+        self, shard: ShardName, first: Offset, rows: pa.RecordBatch, *, begins: bool
+    ) -> Iterator[Batch]:
         for start in range(0, rows.num_rows, RECORDS_A_CALL):
-            at = Offset(first + start)
+            offset = Offset(first + start)
             columns = _pack(rows.slice(start, RECORDS_A_CALL))
-            batch = Batch(shard, self._epochs[shard], at, begins=begins and at == first, columns=columns)
+            batch = Batch(
+                shard,
+                self._epochs[shard],
+                offset,
+                begins=begins and offset == first,
+                columns=columns,
+            )
             yield batch.stored_as(self._options.stored_as)
 
     def _begin(self, shard: ShardName) -> int:
-        """The first offset of an empty log of the shard; older records have been removed everywhere.
+        """Returns the first offset of an empty log of the shard.
 
-        It is never simply the first offset of the rows, because another task may have earlier ones.
+        Older records have been removed everywhere.  It is never simply the first offset of the
+        rows, because another task may have earlier ones.
         """
         if self._options.begins is not None:
             return self._options.begins.get(shard.shard, 1)
         if self._options.knows_database():
             if shard not in self._journal_begins:
-                shards = read_shards(self._options, Subscription((shard.channel,)), self._options.shards)
-                begins = {name: each.first for name, each in read_bounds(self._options, shards).items()}
-                self._journal_begins.update(begins)
+                shards = read_shards(
+                    self._options, Subscription((shard.channel,)), self._options.shards
+                )
+                first_offsets = {
+                    name: bounds.first
+                    for name, bounds in read_bounds(self._options, shards).items()
+                }
+                self._journal_begins.update(first_offsets)
             return self._journal_begins.get(shard, 1)
         return 1
 
@@ -150,12 +184,25 @@ class BatchAppender(_Appender, DataSourceArrowWriter):
 
 
 class StreamAppender(_Appender, DataSourceStreamArrowWriter):
-    """Appends the rows of a micro-batch in its tasks; a repeated micro-batch adds nothing, so that nothing is undone."""
+    """Appends the rows of a micro-batch in its tasks.
+
+    A repeated micro-batch adds nothing, so nothing has to be undone.
+    """
 
 
 def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]:
-    """Runs of consecutive rows of the same shard."""
-    for name in ("channel", "shard", "offset", "id", "key", "action", "object", "data", "timestamp"):
+    """Returns runs of consecutive rows of the same shard."""
+    for name in (
+        "channel",
+        "shard",
+        "offset",
+        "id",
+        "key",
+        "action",
+        "object",
+        "data",
+        "timestamp",
+    ):
         if part.column(name).null_count:
             raise InvalidRecord(name, "it is null in a row that is to be appended to a log")
     for name, most in _MAX_CHARACTERS.items():
@@ -173,8 +220,12 @@ def _pack(rows: pa.RecordBatch) -> Columns:
     return Columns.of_values([column.to_pylist() for column in values])
 
 
-def _read_epochs(client: RedisClient, namespace: str, shards: Collection[ShardName]) -> dict[ShardName, Epoch]:
-    """The epochs of logs, in one round trip; 1 of a new one."""
+def _read_epochs(
+    client: RedisClient, namespace: str, shards: Collection[ShardName]
+) -> dict[ShardName, Epoch]:
+    """Returns the epochs of logs, in one round trip; 1 for a new one."""
     keys = {shard: log_keys(namespace, shard).epoch for shard in shards}
-    found = pipelined(client, shards, lambda pipe, shard: pipe.get(keys[shard]), "reading the epochs of logs")
-    return {shard: Epoch(int(held or 1)) for shard, held in found.items()}
+    stored = pipelined(
+        client, shards, lambda pipe, shard: pipe.get(keys[shard]), "reading the epochs of logs"
+    )
+    return {shard: Epoch(int(epoch or 1)) for shard, epoch in stored.items()}

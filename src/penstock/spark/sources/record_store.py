@@ -1,4 +1,4 @@
-"""Places that hold the records of channels, the journal and logs, and where a query begins and ends in them."""
+"""Stores of records, the journal and logs, and where a query begins and ends in them."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -32,44 +32,55 @@ from penstock.spark.sources.task_process import arrow, postgres, redis_client
 log = logging.getLogger("penstock.spark")
 
 CLOCK_MARGIN_US = 10_000_000
-"""Microseconds by which a tick may be older than a record that it sequenced, because Postgres' clock was set back."""
+"""Microseconds by which a tick may be older than a record that it sequenced, because Postgres'
+clock was set back."""
 
 _T = TypeVar("_T")
 
 
 class RecordStore(ABC):
-    """A place that holds the records of channels; picklable, connects on first use."""
+    """A store of the records of channels; picklable, connects on first use."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     @abstractmethod
     def available(self) -> dict[ShardName, OffsetRange]:
-        """The offsets that it has of every shard; ``last`` is the last offset ever assigned, even if it holds no record."""
+        """Returns the offsets that it has of every shard.
+
+        ``last`` is the last offset ever assigned, even if it holds no record.
+        """
 
     @abstractmethod
     def wait(self, positions: Positions, seconds: float) -> None:
         """Returns when there may be a record after one of the positions, or after ``seconds``."""
 
     @abstractmethod
-    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order."""
+    def read(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Yields the records of a range, in order."""
 
     def assigned(self) -> dict[ShardName, Offset]:
-        """The last offset of every shard that was ever assigned anywhere: the store may be empty, and be filled again."""
-        bounds = read_bounds(self.options, self.shards) if self.options.knows_database() else self.available()
-        return {shard: each.last for shard, each in bounds.items()}
+        """Returns the last offset of every shard that was ever assigned anywhere.
+
+        The store may be empty, and be filled again.
+        """
+        bounds = (
+            read_bounds(self.options, self.shards)
+            if self.options.knows_database()
+            else self.available()
+        )
+        return {shard: offset_range.last for shard, offset_range in bounds.items()}
 
     @cached_property
     def shards(self) -> list[ShardName]:
-        """The shards that the query reads."""
+        """Returns the shards that the query reads."""
         return read_shards(self.options, self.options.subscription, self.options.shards)
 
     def grow(self, positions: Positions) -> bool:
-        """Takes over shards that a channel has got since; whether there are any.
+        """Takes over new shards of a channel; returns whether there are any.
 
-        Only once the positions are at the ends of all others: the last record of a key in its old shard then comes before the
-        first one in its new shard.
+        Only once the positions are at the ends of all others: the last record of a key in its old
+        shard then comes before the first one in its new shard.
         """
         shards = read_shards(self.options, self.options.subscription, self.options.shards)
         if not set(shards).difference(self.shards):
@@ -81,11 +92,12 @@ class RecordStore(ABC):
         return True
 
     def sequenced_since(self, times: Mapping[ShardName, int]) -> dict[ShardName, Offset | None]:
-        """Offsets before which no record was staged at a time, in microseconds, or later; None if no record was.
+        """Returns offsets before which no record was staged at a time or later.
 
-        A record is staged before the tick that sequences it, and ticks come in the order of offsets: every record before the
-        first tick of that time is older.  A shard whose journal begins after that time is left out: older entries of its log
-        may be as new.
+        Times are in microseconds; the offset is None if no record was.  A record is staged before
+        the tick that sequences it, and ticks come in the order of offsets: every record before the
+        first tick of that time is older.  A shard whose journal begins after that time is left out:
+        older entries of its log may be as new.
         """
         if not self.options.knows_database():
             return {}
@@ -98,30 +110,33 @@ class RecordStore(ABC):
         }
 
 
-def read_shards(options: ServerOptions, subscription: Subscription, shards: int | None) -> list[ShardName]:
-    """The shards that a query reads, from its options or from Postgres."""
+def read_shards(
+    options: ServerOptions, subscription: Subscription, shards: int | None
+) -> list[ShardName]:
+    """Returns the shards that a query reads, from its options or from Postgres."""
     if shards is not None and subscription.single is not None:
         return subscription.resolve(options.source, {subscription.single: shards})
     if not options.knows_database():
         raise InvalidSetting(
-            f"{options.source}: give option shards, or databaseUrl (PENSTOCK_DATABASE_URL), to look their number up in Postgres"
+            f"{options.source}: give option shards, or databaseUrl (PENSTOCK_DATABASE_URL), to "
+            "look their number up in Postgres"
         )
     registered = registered_channels(open_store(options)).values()
     return subscription.resolve(
         options.source,
         {
-            each.name: each.total_shards
-            for each in registered
-            if subscription.pattern is None or each.traits.keeps_records
+            channel.name: channel.total_shards
+            for channel in registered
+            if subscription.pattern is None or channel.traits.keeps_records
         },
     )
 
 
 class RetryingStore(RecordStore):
-    """A store whose calls are repeated while its server does not answer: a failover takes seconds.
+    """Repeats the calls of a store while its server does not answer: a failover takes seconds.
 
-    Spark's Kafka source has the same options, ``fetchOffset.numRetries`` and ``fetchOffset.retryIntervalMs``; here they apply
-    to reading too.
+    Spark's Kafka source has the same options, ``fetchOffset.numRetries`` and
+    ``fetchOffset.retryIntervalMs``; here they apply to reading too.
     """
 
     def __init__(self, store: RecordStore) -> None:
@@ -143,14 +158,14 @@ class RetryingStore(RecordStore):
     def grow(self, positions: Positions) -> bool:  # noqa: D102
         return self._repeat(lambda: self._store.grow(positions))
 
-    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """As the store's; continues after what was read."""
-        rest, failures = wanted, 0
-        while rest:
+    def read(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Yields as the store does; continues after what was read."""
+        remaining, failures = offset_range, 0
+        while remaining:
             try:
-                for read in self._store.read(rest):
-                    after = Offset(read.column("offset")[-1].as_py() + 1)
-                    rest, failures = OffsetRange(rest.shard, after, rest.last), 0
+                for read in self._store.read(remaining):
+                    following = Offset(read.column("offset")[-1].as_py() + 1)
+                    remaining, failures = OffsetRange(remaining.shard, following, remaining.last), 0
                     yield read
             except ServerUnavailable as error:
                 failures += 1
@@ -175,41 +190,48 @@ class RetryingStore(RecordStore):
         sleep(self.options.retry_interval_s)
 
 
-def find_start(store: RecordStore, where: Where, available: Available) -> Positions:
-    """The positions before the first record to read."""
+def find_start(store: RecordStore, start: Where, available: Available) -> Positions:
+    """Returns the positions before the first record to read."""
     options = store.options
-    positions = _find(store, where, available, options.no_later_record)
-    beyond = {shard: at for shard, at in positions.items() if at > available[shard].last}
+    positions = _find(store, start, available, options.no_later_record)
+    beyond = {
+        shard: position for shard, position in positions.items() if position > available[shard].last
+    }
     assigned = store.assigned() if beyond else {}
-    for shard, at in beyond.items():
-        if at > (newest := max(assigned[shard], available[shard].last)):
+    for shard, position in beyond.items():
+        if position > (newest := max(assigned[shard], available[shard].last)):
             raise InvalidSetting(
-                f"{options.source}: startingOffsets of {shard} is {at + 1}, the newest offset there is {newest}"
+                f"{options.source}: startingOffsets of {shard} is {position + 1}, the newest "
+                f"offset there is {newest}"
             )
     return positions
 
 
-def find_end(store: RecordStore, where: Where, available: Available) -> Positions:
-    """The positions of the last record to read."""
-    positions = _find(store, where, available, LATEST)
-    for shard, at in positions.items():
-        if at > (newest := available[shard].last):
+def find_end(store: RecordStore, end: Where, available: Available) -> Positions:
+    """Returns the positions of the last record to read."""
+    positions = _find(store, end, available, LATEST)
+    for shard, position in positions.items():
+        if position > (newest := available[shard].last):
             raise InvalidSetting(
-                f"{store.options.source}: endingOffsets of {shard} is {at + 1}, the newest offset there is {newest}"
+                f"{store.options.source}: endingOffsets of {shard} is {position + 1}, the newest "
+                f"offset there is {newest}"
             )
     return positions
 
 
-def _find(store: RecordStore, where: Where, available: Available, no_later_record: str) -> Positions:
+def _find(
+    store: RecordStore, place: Where, available: Available, no_later_record: str
+) -> Positions:
     source = store.options.source
-    where.check(available, source)
-    places = {shard: where.get(shard) for shard in available}
+    place.check(available, source)
+    places = {shard: place.get(shard) for shard in available}
     times = {shard: p.staged_us for shard, p in places.items() if isinstance(p, StagedSince)}
     first = _find_first_since(store, available, times) if times else {}
     if missing := sorted(shard for shard, offset in first.items() if offset is None):
         if no_later_record == "error":
             raise InvalidSetting(
-                f"{source}: {missing[0]} has no record staged at the starting time or later; to begin with the next one, give "
+                f"{source}: {missing[0]} has no record staged at the starting time or later; to "
+                "begin with the next one, give "
                 "startingOffsetsByTimestampStrategy=latest"
             )
         first |= {shard: Offset(available[shard].last + 1) for shard in missing}
@@ -232,24 +254,27 @@ def _position(place: ShardPlace, available: OffsetRange, first_since: Offset | N
 def _find_first_since(
     store: RecordStore, available: Available, times: Mapping[ShardName, int]
 ) -> dict[ShardName, Offset | None]:
-    """The first record of each shard that was staged at its time or later; None if there is none.
+    """Returns the first record of each shard staged at its time or later; None without one.
 
-    Records are read in their order until one is found: a long transaction's are older than their neighbours, so that no search
-    by halves would be right.  The journal tells where to begin; without Postgres, the whole log is read.
+    Records are read in their order until one is found: a long transaction's are older than their
+    neighbours, so that no search by halves would be right.  The journal tells where to begin;
+    without Postgres, the whole log is read.
     """
     begin = store.sequenced_since(times)
-    found: dict[ShardName, Offset | None] = {}
+    offsets: dict[ShardName, Offset | None] = {}
     for shard, staged_us in times.items():
-        there = available[shard]
-        if (first := begin.get(shard, there.first)) is not None:
-            first = _scan(store, OffsetRange(shard, max(first, there.first), there.last), staged_us)
-        found[shard] = first
-    return found
+        bounds = available[shard]
+        if (first := begin.get(shard, bounds.first)) is not None:
+            first = _scan(
+                store, OffsetRange(shard, max(first, bounds.first), bounds.last), staged_us
+            )
+        offsets[shard] = first
+    return offsets
 
 
-def _scan(store: RecordStore, wanted: OffsetRange, staged_us: int) -> Offset | None:
+def _scan(store: RecordStore, offset_range: OffsetRange, staged_us: int) -> Offset | None:
     since = pa.scalar(staged_us, pa.int64()).cast(ARROW_SCHEMA.field("timestamp").type)
-    for read in store.read(wanted) if wanted else ():
+    for read in store.read(offset_range) if offset_range else ():
         number = pc.index(pc.greater_equal(read.column("timestamp"), since), True).as_py()
         if number >= 0:
             return Offset(read.column("offset")[number].as_py())
@@ -262,7 +287,7 @@ POLL_S = 0.05
 
 
 class JournalStore(RecordStore):
-    """The journal and the staged records that it names; without ``payloads``, those and headers are null."""
+    """The journal and its staged records; without ``payloads``, those and headers are null."""
 
     def __init__(self, options: Options, *, payloads: bool = True) -> None:
         super().__init__(options)
@@ -270,7 +295,7 @@ class JournalStore(RecordStore):
 
     @override
     def available(self) -> dict[ShardName, OffsetRange]:
-        """From the journal's first offset to its last, for each shard."""
+        """Returns each shard's range, from the journal's first offset to its last."""
         return read_bounds(self.options, self.shards)
 
     @override
@@ -278,24 +303,27 @@ class JournalStore(RecordStore):
         """Reads the tails twenty times a second: Postgres does not notify about a tick."""
         deadline = monotonic() + seconds
         while monotonic() < deadline:
-            if any(each.last > positions.get(name, 0) for name, each in self.available().items()):
+            if any(
+                offset_range.last > positions.get(name, 0)
+                for name, offset_range in self.available().items()
+            ):
                 return
             sleep(POLL_S)
 
     @override
-    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def read(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads records by the ten thousand, in Arrow all the way."""
         with arrow(self.options.database()) as cursor:
-            for first in range(wanted.first, wanted.last + 1, RECORDS_A_QUERY):
-                last = min(wanted.last, first + RECORDS_A_QUERY - 1)
-                cursor.execute(self._query(wanted.shard, first, last))
+            for first in range(offset_range.first, offset_range.last + 1, RECORDS_A_QUERY):
+                last = min(offset_range.last, first + RECORDS_A_QUERY - 1)
+                cursor.execute(self._query(offset_range.shard, first, last))
                 for read in cursor.fetch_record_batch():
                     if read.num_rows:
                         columns = zip(read.columns, ARROW_SCHEMA, strict=True)
                         yield batch([values.cast(field.type) for values, field in columns])
 
     def _query(self, shard: ShardName, first: int, last: int) -> str:
-        """The statement with literal values: the name is checked, and the others are numbers.
+        """Returns the statement with literal values: the name is checked, the others are numbers.
 
         The driver uses COPY, which is fast but takes no parameters.
         """
@@ -309,35 +337,46 @@ class JournalStore(RecordStore):
 
 
 def open_store(options: ServerOptions) -> Store:
-    """The pipeline's tables, on the connection of this process."""
+    """Returns the pipeline's tables, on the connection of this process."""
     return Store(postgres(options.database()), options.scope)
 
 
-def read_bounds(options: ServerOptions, shards: Collection[ShardName]) -> dict[ShardName, OffsetRange]:
-    """The journal's first offset and its last, of each shard."""
+def read_bounds(
+    options: ServerOptions, shards: Collection[ShardName]
+) -> dict[ShardName, OffsetRange]:
+    """Returns the journal's first and last offset of each shard."""
     bounds = journal_bounds(open_store(options), shards)
     return {shard: OffsetRange(shard, first, last) for shard, (first, last) in bounds.items()}
 
 
 FIRST_ENTRIES = 4
-"""Limit of entries in a first read, of which any may hold a record or a thousand."""
+"""Limit of entries in a first read: each may hold one record or a thousand."""
 
 ENTRIES_A_READ = 5000
 """Limit of entries in a read."""
 
 RECORDS_A_READ = 5000
-"""About how many records a read brings, once it is known how many an entry holds."""
+"""Approximate number of records of a read, once it is known how many an entry holds."""
 
 
 class LogStore(RecordStore):
-    """The streams of the shards of channels."""
+    """Streams of the shards of channels."""
 
     @override
     def available(self) -> dict[ShardName, OffsetRange]:
-        """From the oldest entry to the tail, for each shard; with a memory budget, from what the journal has before that."""
-        found = extents(self._client, self.options.scope.namespace, self.shards)
-        ranges = {name: OffsetRange(name, extent.first, extent.tail) for name, extent in found.items()}
-        evicted = [name for name, each in ranges.items() if each.first > 1 and self._evicts(name)]
+        """Returns each shard's range, from the oldest entry to the tail.
+
+        With a memory budget it begins with what the journal has before that.
+        """
+        stored = extents(self._client, self.options.scope.namespace, self.shards)
+        ranges = {
+            name: OffsetRange(name, extent.first, extent.tail) for name, extent in stored.items()
+        }
+        evicted = [
+            name
+            for name, offset_range in ranges.items()
+            if offset_range.first > 1 and self._evicts(name)
+        ]
         for name, bounds in read_bounds(self.options, evicted).items() if evicted else ():
             if bounds.first < ranges[name].first <= bounds.last + 1:
                 ranges[name] = OffsetRange(name, bounds.first, ranges[name].last)
@@ -345,65 +384,78 @@ class LogStore(RecordStore):
 
     @override
     def wait(self, positions: Positions, seconds: float) -> None:
-        """Blocks in Redis; stopping the query does not wait for it, because Spark kills the process."""
+        """Blocks in Redis.
+
+        Stopping the query does not wait for it, because Spark kills the process.
+        """
         if isinstance(self._client, redis.RedisCluster):
             sleep(LOG_POLL_S)  # no command can wait for several nodes at once: Spark asks again
             return
-        after = {self._key(shard): f"{at}-0" for shard, at in positions.items()}
+        streams = {self._key(shard): f"{offset}-0" for shard, offset in positions.items()}
         with redis_errors("waiting for records"):
-            self._client.xread(after, count=1, block=int(seconds * 1000))
+            self._client.xread(streams, count=1, block=int(seconds * 1000))
 
     @override
-    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """Reads entries; what comes before the first one, and has left Redis by its channel's budget, from the journal."""
-        read = self._read_log(wanted)
+    def read(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Reads entries, and from the journal the records before the first one.
+
+        Those have left Redis by their channel's budget.
+        """
+        read = self._read_log(offset_range)
         begin = next(read, None)
-        first = wanted.last + 1 if begin is None else begin.column("offset")[0].as_py()
-        if first > wanted.first and self._evicts(wanted.shard):
-            evicted = OffsetRange(wanted.shard, wanted.first, Offset(first - 1))
+        first = offset_range.last + 1 if begin is None else begin.column("offset")[0].as_py()
+        if first > offset_range.first and self._evicts(offset_range.shard):
+            evicted = OffsetRange(offset_range.shard, offset_range.first, Offset(first - 1))
             yield from JournalStore(self.options).read(evicted)
         if begin is not None:
             yield begin
             yield from read
 
-    def _read_log(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def _read_log(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries, each column straight from the wire."""
-        first, asked, last = int(wanted.first), min(FIRST_ENTRIES, len(wanted)), BEGINNING
-        while first <= wanted.last:
+        first, limit, last = (
+            int(offset_range.first),
+            min(FIRST_ENTRIES, len(offset_range)),
+            BEGINNING,
+        )
+        while first <= offset_range.last:
             # Without an end: an entry that begins in the range may end beyond it.
-            with redis_errors(f"reading {wanted.shard}"):
+            with redis_errors(f"reading {offset_range.shard}"):
                 entries = self._client.execute_command(
-                    "XRANGE", self._key(wanted.shard), f"{first}-0", "+", "COUNT", asked
+                    "XRANGE", self._key(offset_range.shard), f"{first}-0", "+", "COUNT", limit
                 )
             records = 0
-            for read in read_entries(wanted.shard, entries, after=last):
+            for read in read_entries(offset_range.shard, entries, position=last):
                 records += read.num_rows
                 last = read.column("offset")[-1].as_py()
                 first = last + 1
-                if (within := _within(read, wanted)).num_rows:
+                if (within := _within(read, offset_range)).num_rows:
                     yield within
-                if first > wanted.last:
+                if first > offset_range.last:
                     return
-            if len(entries) < asked:
+            if len(entries) < limit:
                 return
-            rest = min(RECORDS_A_READ, wanted.last + 1 - first)
+            missing = min(RECORDS_A_READ, offset_range.last + 1 - first)
             # Step by step: entries of a record each may be followed by ones of a thousand.
-            asked = min(ENTRIES_A_READ, 4 * asked, -(-rest * len(entries) // records))
+            limit = min(ENTRIES_A_READ, 4 * limit, -(-missing * len(entries) // records))
 
     def _evicts(self, shard: ShardName) -> bool:
-        """True if entries leave Redis when the memory of the channel is used up, and may be in the journal."""
+        """Returns whether entries leave Redis when the channel's memory is used up.
+
+        They may then be in the journal.
+        """
         return shard.channel in self._limited
 
     @cached_property
     def _limited(self) -> frozenset[str]:
-        """The channels that have a memory budget; none without Postgres."""
+        """Returns the channels that have a memory budget; none without Postgres."""
         if not self.options.knows_database():
             return frozenset()
         try:
             registered = registered_channels(open_store(self.options))
         except SchemaMissing:  # a log that was written without Postgres
             return frozenset()
-        return frozenset(n for n, each in registered.items() if each.redis_memory is not None)
+        return frozenset(n for n, channel in registered.items() if channel.redis_memory is not None)
 
     @property
     def _client(self) -> Any:
@@ -413,8 +465,8 @@ class LogStore(RecordStore):
         return log_keys(self.options.scope.namespace, shard).stream
 
 
-def _within(read: pa.RecordBatch, wanted: OffsetRange) -> pa.RecordBatch:
-    """The rows of the range; offsets are dense within an entry, and ascend."""
+def _within(read: pa.RecordBatch, offset_range: OffsetRange) -> pa.RecordBatch:
+    """Returns the rows of the range; offsets are dense within an entry, and ascend."""
     offsets = read.column("offset")
-    start = pc.sum(pc.less(offsets, int(wanted.first))).as_py()
-    return read.slice(start, pc.sum(pc.less_equal(offsets, int(wanted.last))).as_py() - start)
+    start = pc.sum(pc.less(offsets, int(offset_range.first))).as_py()
+    return read.slice(start, pc.sum(pc.less_equal(offsets, int(offset_range.last))).as_py() - start)

@@ -1,6 +1,7 @@
-"""A Python process of Spark's: its connections, one of each kind for all tasks, and its errors and end without tracebacks.
+"""Python process of Spark's: shared connections, and errors and end without tracebacks.
 
-Spark uses a Python worker for many tasks, and may fork it, so a connection belongs to the process that opened it.
+Spark uses a Python worker for many tasks, and may fork it, so a connection belongs to the process
+that opened it.
 """
 
 import atexit
@@ -16,7 +17,12 @@ import adbc_driver_manager
 from adbc_driver_postgresql import dbapi as adbc
 
 from penstock.channels.commands import RedisClient
-from penstock.database.connections import TableConnection, WorkerConnection, connect_postgres, plain_url
+from penstock.database.connections import (
+    TableConnection,
+    WorkerConnection,
+    connect_postgres,
+    plain_url,
+)
 from penstock.database.driver_errors import LACKS_PRIVILEGE, first_line, hidden_rows
 from penstock.database.transactions import own_settings, set_local, table_settings
 from penstock.errors import HiddenRows, PenstockError, ServerUnavailable
@@ -24,8 +30,8 @@ from penstock.logs import configure_task
 from penstock.spark.daemon import end_quietly
 from penstock.verifying.verification import connect_unparsed
 
-# Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.  Spark closes its connection
-# after an idle minute, long before a large table has been read.
+# Every worker of Spark's own daemons that looks up, makes or plans a source imports this module.
+# Spark closes its connection after an idle minute, long before a large table has been read.
 end_quietly()
 
 _Kind = type[WorkerConnection]
@@ -41,7 +47,7 @@ def _close() -> None:
 
 
 def redis_client(url: str) -> RedisClient:
-    """A client that returns stream entries as they are on the wire, without a dictionary for each."""
+    """Returns a client that leaves stream entries as on the wire, without dictionaries."""
     configure_task()
     return _redis_client(url, os.getpid())
 
@@ -52,34 +58,41 @@ def _redis_client(url: str, process: int) -> RedisClient:  # noqa: ARG001  part 
 
 
 def postgres(url: str, kind: _Kind = WorkerConnection) -> WorkerConnection:
-    """A connection in autocommit mode, reopened if it is broken; ``TableConnection`` is for the application's tables.
+    """Returns a connection in autocommit mode, reopened if it is broken.
 
-    Between two micro-batches, or two plans, it is idle for as long as they are apart: servers and poolers close it then.
+    ``TableConnection`` is for the application's tables.  Between two micro-batches, or two plans,
+    it is idle for as long as they are apart: servers and poolers close it then.
     """
     configure_task()
     key = (url, kind, os.getpid())
-    known = _postgres.get(key)
-    if known is None or known.closed or known.broken or _has_news(known):
-        if known is not None:
-            known.close()
-        # Nothing is prepared on the application's tables: a migration may change what a statement returns.
+    connection = _postgres.get(key)
+    if connection is None or connection.closed or connection.broken or _has_news(connection):
+        if connection is not None:
+            connection.close()
+        # Nothing is prepared on the application's tables: a migration may change what a statement
+        # returns.
         prepare = kind is not TableConnection
-        known = _postgres[key] = connect_postgres(url, application="spark", prepare=prepare, kind=kind)
-    return known
+        connection = _postgres[key] = connect_postgres(
+            url, application="spark", prepare=prepare, kind=kind
+        )
+    return connection
 
 
 def _has_news(connection: WorkerConnection) -> bool:
-    """True if there is something to read on an idle connection: that it is closed, as a rule."""
+    """Returns whether there is something to read on an idle connection: usually its end."""
     waiting = select.poll()
     waiting.register(connection.fileno(), select.POLLIN)
     return bool(waiting.poll(0))
 
 
 @contextmanager
-def arrow(url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
-    """A cursor that returns Arrow batches, whose text is UTF-8, in a transaction of its own with our settings, but without timeouts.
+def arrow(
+    url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None] = lambda _: None
+) -> Iterator[Any]:
+    """Yields a cursor that returns Arrow batches, whose text is UTF-8.
 
-    The transaction begins with ``begin``, such as the import of a snapshot.
+    It is in its own transaction, with our settings, but without timeouts.  The transaction begins
+    with ``begin``, such as the import of a snapshot.
     """
     try:
         with adbc.connect(_named_in_utf8(url)) as connection, connection.cursor() as cursor:
@@ -95,17 +108,23 @@ def arrow(url: str, kind: _Kind = WorkerConnection, begin: Callable[[Any], None]
         if error.sqlstate == LACKS_PRIVILEGE and "row-level security" in str(error):
             raise HiddenRows(f"reading: {hidden_rows(first_line(error))}") from error
         if error.status_code == adbc_driver_manager.AdbcStatusCode.IO and error.sqlstate is None:
-            raise ServerUnavailable(f"reading: Postgres does not answer ({first_line(error)})") from error
+            raise ServerUnavailable(
+                f"reading: Postgres does not answer ({first_line(error)})"
+            ) from error
         raise
 
 
 def _named_in_utf8(url: str) -> str:
     plain = plain_url(url)
-    return f"{plain}{'&' if '?' in plain else '?'}client_encoding=UTF8&application_name=penstock%20spark"
+    options = "client_encoding=UTF8&application_name=penstock%20spark"
+    return f"{plain}{'&' if '?' in plain else '?'}{options}"
 
 
 def warm() -> None:
-    """Freezes all imported objects: Spark collects garbage after every task and plan, over everything that is not frozen."""
+    """Freezes all imported objects.
+
+    Spark collects garbage after every task and plan, over everything that is not frozen.
+    """
     _freeze(os.getpid())
 
 
@@ -116,7 +135,10 @@ def _freeze(process: int) -> None:  # noqa: ARG001  once a process
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """What a source does while Spark plans: its errors in one line, what it imported frozen; also a decorator."""
+    """Wraps what a source does while Spark plans; also a decorator.
+
+    Errors take one line, and imported objects are frozen.
+    """
     with one_line_errors():
         yield
     warm()
