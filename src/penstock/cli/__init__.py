@@ -2,7 +2,8 @@
 
     Run      demo, init, run, stream, consume
     Inspect  status, tail, doctor, verify               each with ``--json``
-    Repair   reconcile, dead-letters, consumers, channels, reset  a plan first; ``--apply`` carries it out
+    Repair   reconcile, dead-letters, consumers, channels, reset  a plan first; ``--apply`` carries
+             it out
 
 Data goes to stdout, messages to stderr; progress is shown on a terminal only.  Exit codes:
 
@@ -10,6 +11,6 @@ Data goes to stdout, messages to stderr; progress is shown on a terminal only.  
     1  failed                          4  differences or a loss found
     2  wrong usage or configuration    5  refused for safety
 
-``command`` is what all commands share: options made from the settings, error handling, the application's pipeline.
-``app`` lists the commands and imports only the one that is run.
+``command`` is what all commands share: options made from the settings, error handling, the
+application's pipeline. ``app`` lists the commands and imports only the one that is run.
 """

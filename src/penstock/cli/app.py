@@ -1,7 +1,7 @@
 """The program ``penstock``: its commands, in the order in which ``--help`` shows them.
 
-The module of a command is imported only when that command is run or asked for its help, so that ``penstock --help`` is
-fast.  A test compares the sentences below with those of the commands.
+The module of a command is imported only when that command is run or asked for its help, so that
+``penstock --help`` is fast.  A test compares the sentences below with those of the commands.
 """
 
 import sys
@@ -19,7 +19,10 @@ from penstock.errors import InvalidSetting
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command before its module in ``penstock.cli.commands`` is imported, and the panel of ``--help`` that shows it."""
+    """A command whose module in ``penstock.cli.commands`` is not imported yet.
+
+    ``panel`` is the panel of ``--help`` that shows it.
+    """
 
     name: str
     module: str
@@ -28,7 +31,9 @@ class CommandEntry:
 
     def load(self) -> Any:
         """Imports its module and builds the command."""
-        target = getattr(import_module(f"penstock.cli.commands.{self.module}"), self.name.replace("-", "_"))
+        target = getattr(
+            import_module(f"penstock.cli.commands.{self.module}"), self.name.replace("-", "_")
+        )
         if isinstance(target, typer.Typer):
             return typer.main.get_group(target)
         single = typer.Typer(add_completion=False)
@@ -61,7 +66,7 @@ Repair  jobs           queues        List or set limits of the tenants and keys 
 Repair  registrations  consumers     List, pause, rename or retire registered consumers: retention waits for them.
 Repair  registrations  channels      List channels, or change one while it is used.
 Repair  resets         reset         Move a checkpoint, open a new epoch, or repair an Ick.
-"""
+"""  # noqa: E501  a table, a line for each command
 
 COMMANDS = tuple(
     CommandEntry(name, module, panel, sentence)
@@ -77,9 +82,12 @@ class _LazyCommand(TyperCommand):
         self._entry = entry
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """The context of the real command, or group of commands: invoking it invokes that command."""
-        given = arguments[1] if len(arguments) > 1 else options.get("args", ())
-        command, defaults = self._entry.load(), _read_defaults(is_help=bool({"--help", "-h"} & set(given)))
+        """Returns the context of the real command or group: invoking it invokes that command."""
+        words = arguments[1] if len(arguments) > 1 else options.get("args", ())
+        command, defaults = (
+            self._entry.load(),
+            _read_defaults(is_help=bool({"--help", "-h"} & set(words))),
+        )
         defaults |= {name: defaults.copy() for name in getattr(command, "commands", ())}
         return command.make_context(*arguments, default_map=defaults, **options)
 
@@ -96,7 +104,7 @@ def _read_defaults(*, is_help: bool) -> dict[str, Any]:
 
 
 _UsageError: Any = typer.BadParameter.__base__
-"""The base of Typer's errors of usage, wherever its release keeps it."""
+"""Base of Typer's errors of usage, wherever its release keeps it."""
 
 
 class LazyGroup(TyperGroup):
@@ -133,12 +141,12 @@ app = typer.Typer(
 
 
 def load_commands() -> dict[str, Any]:
-    """All commands by name, imported: for the reference page, and for tests."""
+    """Returns all commands by name, imported: for the reference page, and for tests."""
     return {entry.name: entry.load() for entry in COMMANDS}
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         try:
             print(f"penstock {version('penstock-outbox')}")
         except PackageNotFoundError:
@@ -149,14 +157,16 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _penstock(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     del show_version
 
 
 WITHOUT_GIL = (
-    "penstock: this Python runs without its GIL, where the drivers of Postgres and Redis are not tested: "
+    "penstock: this Python runs without its GIL, where the drivers of Postgres and Redis are not "
+    "tested: "
     "take Python's ordinary build, or set PYTHON_GIL=1"
 )
 

@@ -1,8 +1,9 @@
-"""The Postgres and Redis of a command: those of the URLs, or an embedded pair.
+"""Postgres and Redis of a command: those of the URLs, or an embedded pair.
 
-Without URLs, the embedded servers in ``data_directory`` are used.  The first command that needs them starts them and
-stops them when it ends; others find their URLs there, in files that only the owner can read.  A command without a terminal
-starts them only if it is asked to: deployed without its URLs, it would report success on servers of its own.
+Without URLs, the embedded servers in ``data_directory`` are used.  The first command that needs
+them starts them and stops them when it ends; others find their URLs there, in files that only the
+owner can read.  A command without a terminal starts them only if it is asked to: deployed without
+its URLs, it would report success on servers of its own.
 """
 
 import os
@@ -31,35 +32,44 @@ DIRECTORY = Path(".penstock")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Servers:
-    """The URLs of both servers."""
+    """URLs of both servers."""
 
     database_url: str
     redis_url: str
 
 
 @contextmanager
-def servers(settings: Settings, *, schema: str, start: bool = True, asked: bool = False) -> Iterator[Servers]:
-    """The servers, while the command runs."""
+def servers(
+    settings: Settings, *, schema: str, start: bool = True, is_requested: bool = False
+) -> Iterator[Servers]:
+    """Yields the servers, while the command runs."""
     if settings.database_url is not None and settings.redis_url is not None:
         yield Servers(settings.database_url, settings.redis_url)
         return
     directory = Path(settings.data_directory or DIRECTORY)
     if settings.database_url is not None or settings.redis_url is not None:
         missing = "redis-url" if settings.redis_url is None else "database-url"
-        raise InvalidSetting(f"--{missing} is missing: give both URLs, or neither for embedded servers in {directory}")
+        raise InvalidSetting(
+            f"--{missing} is missing: give both URLs, or neither for embedded servers in "
+            f"{directory}"
+        )
     running = running_servers(directory)
     if running is not None:
         yield running
         return
-    is_at_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
-    if not (asked or settings.data_directory or is_at_terminal):
+    is_at_terminal = any(
+        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)
+    )
+    if not (is_requested or settings.data_directory or is_at_terminal):
         raise InvalidSetting(
-            "which servers? Give PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL. Embedded servers are started without a "
+            "which servers? Give PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL. Embedded servers "
+            "are started without a "
             f"terminal only when asked for: --data-directory {directory}"
         )
     if not start and not (directory / "postgres").is_dir():
         raise ServerUnavailable(
-            f"no --database-url and --redis-url were given, and {directory} holds no embedded servers. "
+            f"no --database-url and --redis-url were given, and {directory} holds no embedded "
+            "servers. "
             "Give them, or start embedded servers first: penstock run, penstock demo"
         )
     with _start_embedded(directory, schema) as embedded:
@@ -89,7 +99,10 @@ def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
 
 
 def running_servers(directory: Path) -> Servers | None:
-    """The servers that another process runs in ``directory``; None if they do not answer."""
+    """Returns the servers that another process runs in ``directory``.
+
+    Returns None if they do not answer.
+    """
     database_url, redis_url = _read_url(directory / "postgres"), _read_url(directory / "redis")
     if not database_url or not redis_url or not _answer(database_url, redis_url):
         return None
@@ -97,11 +110,11 @@ def running_servers(directory: Path) -> Servers | None:
 
 
 def _read_url(directory: Path) -> str:
-    """The URL that the process running a server has written to its directory; empty if there is none."""
-    for each in (directory.parent, directory):
-        if not os.path.lexists(each):
+    """Returns the URL that a server's process has written to its directory; empty without one."""
+    for path in (directory.parent, directory):
+        if not os.path.lexists(path):
             return ""
-        check_own(each)
+        check_own(path)
     return read_own(url_file(directory)).strip()
 
 
@@ -117,7 +130,10 @@ def _answer(database_url: str, redis_url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Connections and settings of a command; there is no pipeline without ``--app``, and the scope is then the default."""
+    """Connections and settings of a command.
+
+    Without ``--app`` there is no pipeline, and the scope is the default.
+    """
 
     store: Store
     client: RedisClient
@@ -136,7 +152,9 @@ def open_connections(settings: Settings, application: str) -> Iterator[Connectio
     scope = get_scope(pipeline)
     with (
         servers(settings, schema=scope.schema, start=False) as urls,
-        connect_postgres(urls.database_url, application=application, prepare=settings.prepare) as connection,
+        connect_postgres(
+            urls.database_url, application=application, prepare=settings.prepare
+        ) as connection,
         connect_redis(urls.redis_url) as client,
     ):
         store = Store(connection, scope)

@@ -27,9 +27,9 @@ TASK_ATTEMPTS = 4
 
 
 @contextmanager
-def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
+def start_spark(settings: Settings, activity: str) -> Iterator["SparkSession"]:
     """Starts Spark as configured, and stops it at the end."""
-    with require_extra("spark", what):
+    with require_extra("spark", activity):
         from penstock.spark.reconcile.spark_comparer import kept_partitions  # noqa: PLC0415  an optional extra
         from penstock.spark.session import (  # noqa: PLC0415  an optional extra
             available_cores,
@@ -49,7 +49,7 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
         },
     )
     try:
-        with jvm_errors(what):
+        with jvm_errors(activity):
             yield spark
     finally:
         if is_jvm_alive():
@@ -59,18 +59,23 @@ def start_spark(settings: Settings, what: str) -> Iterator["SparkSession"]:
 Engine = Literal["spark", "inline", "stealing"]
 
 _SPARK = ("pyspark", "pyarrow", "adbc_driver_postgresql")
-"""The packages of the extra ``spark``."""
+"""Packages of the extra ``spark``."""
 
 
-def choose_engine(settings: Settings, consumers: Iterable[ConsumerSpec], *, has_requests: bool = False) -> Engine:
-    """The engine that runs the pipeline: the chosen one; otherwise Spark where it can run, and inline where it cannot.
+def choose_engine(
+    settings: Settings, consumers: Iterable[ConsumerSpec], *, has_requests: bool = False
+) -> Engine:
+    """Returns the engine that runs the pipeline.
 
-    Consumers that take DataFrames run on Spark alone: without it, the error that it is missing is the better one.
+    Without a choice it is Spark where that can run, and inline elsewhere.  Consumers that take
+    DataFrames run on Spark alone: the error that it is missing is the better one.
     """
     if settings.engine == "stealing" and not has_requests:
         raise InvalidSetting(
-            "engine stealing: the requests to your application do the work, so there is nothing to run here. Install the "
-            "chores in the application (docs/how-to/let-requests-do-the-work.md), or take --engine inline"
+            "engine stealing: the requests to your application do the work, so there is nothing to "
+            "run here. Install the "
+            "chores in the application (docs/how-to/let-requests-do-the-work.md), or take --engine "
+            "inline"
         )
     if settings.engine != "auto":
         return settings.engine
@@ -86,7 +91,7 @@ _INSTALL = "pip install 'penstock-outbox[spark,java]'"
 
 
 def _why_without_spark() -> str | None:
-    """Reason that Spark cannot run here; None if it can."""
+    """Returns the reason why Spark cannot run here; None if it can."""
     missing = [package for package in _SPARK if find_spec(package) is None]
     if missing:
         return f"Spark is not installed ({missing[0]} is missing)"
@@ -101,7 +106,10 @@ def _why_without_spark() -> str | None:
 
 @contextmanager
 def open_examiner(settings: Settings, servers: Connections) -> Iterator[Examiner]:
-    """An examiner on the chosen engine: inline, unless Spark or settings of Spark were given."""
+    """Yields an examiner on the chosen engine.
+
+    It is inline, unless Spark or settings of Spark were given.
+    """
     urls, store = servers.urls, servers.store
     if not _is_spark_chosen(settings):
         yield InlineExaminer(store, urls.redis_url)
@@ -121,9 +129,14 @@ def open_comparer(
     *,
     with_rows: bool = False,
 ) -> Iterator[Comparer]:
-    """A comparer on the chosen engine: inline, unless Spark was chosen or a canonical function computes with DataFrames."""
+    """Yields a comparer on the chosen engine.
+
+    It is inline, unless Spark was chosen or a canonical function computes with DataFrames.
+    """
     database_url = servers.urls.database_url
-    is_needed = (report is not None and not report.endswith(".csv")) or any(needs_spark(spec) for spec in specs)
+    is_needed = (report is not None and not report.endswith(".csv")) or any(
+        needs_spark(spec) for spec in specs
+    )
     if not _is_spark_chosen(settings) and not (settings.engine == "auto" and is_needed):
         yield InlineComparer(database_url, report, with_rows=with_rows)
         return
@@ -134,8 +147,10 @@ def open_comparer(
 
 
 @contextmanager
-def open_frames(settings: Settings, consumer: ConsumerSpec) -> Iterator[Callable[[Record], Any] | None]:
-    """Maker of DataFrames for the handler of a set-based consumer; None for other consumers."""
+def open_frames(
+    settings: Settings, consumer: ConsumerSpec
+) -> Iterator[Callable[[Record], Any] | None]:
+    """Yields a maker of DataFrames for a set-based consumer's handler; None for other consumers."""
     if not consumer.dataframe:
         yield None
         return

@@ -1,4 +1,7 @@
-"""Runs a streamer or a consumer as commands do, with a line of progress: until a stop signal, or until nothing is left."""
+"""Runs a streamer or a consumer as commands do, with a line of progress.
+
+It runs until a stop signal, or until nothing is left.
+"""
 
 import os
 import signal
@@ -30,7 +33,7 @@ from penstock.streaming import RoundResult
 from penstock.streaming.share import WHOLE, Share, parse_share
 
 GRACE_S = 8.0
-"""Seconds the work may take to stop; below the ten seconds that containers are given."""
+"""Limit of the seconds to stop; below the ten seconds that containers are given."""
 
 INTERRUPTED = 130
 """Exit code of a process ended by SIGINT, as in shells."""
@@ -46,7 +49,7 @@ class Stop:
         signal.signal(signal.SIGINT, self._request)
 
     def __call__(self) -> bool:
-        """True if a signal has arrived."""
+        """Returns whether a signal has arrived."""
         return self._requested.is_set()
 
     def wait(self, seconds: float) -> bool:
@@ -81,7 +84,10 @@ def _end(code: int) -> NoReturn:
 
 @contextmanager
 def observed(settings: Settings, pipeline: Pipeline) -> Iterator[Observer | None]:
-    """Answers probes and has metrics with ``--listen``, and tells systemd, while a command runs; gives what has the metrics."""
+    """Answers probes, has metrics with ``--listen``, and notifies systemd, while a command runs.
+
+    Yields the observer that has the metrics.
+    """
     if settings.listen is None and "NOTIFY_SOCKET" not in os.environ:
         yield None
         return
@@ -93,7 +99,9 @@ def observed(settings: Settings, pipeline: Pipeline) -> Iterator[Observer | None
             metrics, answer = _make_metrics(pipeline)
             routes = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": answer}
             listener = stack.enter_context(Listener(settings.listen, routes))
-            structlog.get_logger("penstock.cli").info("listening", port=listener.port, paths=list(routes))
+            structlog.get_logger("penstock.cli").info(
+                "listening", port=listener.port, paths=list(routes)
+            )
         yield metrics
 
 
@@ -101,7 +109,9 @@ def _make_metrics(pipeline: Pipeline) -> tuple[Observer | None, Callable[[], Ans
     try:
         from penstock.observing.process_metrics import ProcessMetrics  # noqa: PLC0415  an extra
     except ModuleNotFoundError:
-        return None, lambda: Answer(501, "metrics need prometheus_client: pip install 'penstock-outbox[prometheus]'\n")
+        return None, lambda: Answer(
+            501, "metrics need prometheus_client: pip install 'penstock-outbox[prometheus]'\n"
+        )
     metrics = ProcessMetrics(pipeline)
     return metrics, metrics.answer
 
@@ -112,42 +122,46 @@ EVERY_S = 0.2
 class ProgressLine(ExitStack):
     """``1,234 records published · 56/s``, on stderr, rewritten in place."""
 
-    def __init__(self, what: str) -> None:
-        """Shows the line on a terminal; ``what`` is what was done with the records: ``published``."""
+    def __init__(self, verb: str) -> None:
+        """Shows the line on a terminal; ``verb`` tells what was done: ``published``."""
         super().__init__()
         self.count = 0
-        self._what = what
+        self._what = verb
         self._began = self._shown = monotonic()
         status = Console(stderr=True).status("", spinner="dots")
         self._line = self.enter_context(status) if sys.stderr.isatty() else None
 
-    def add(self, done: RoundResult | Consumed | int) -> None:
-        """Adds records, or what a round published, applied or cancelled; updates the line every ``EVERY_S`` seconds."""
-        match done:
+    def add(self, result: RoundResult | Consumed | int) -> None:
+        """Adds records, or those that a round published, applied or cancelled.
+
+        Updates the line every ``EVERY_S`` seconds.
+        """
+        match result:
             case int():
-                self.count += done
+                self.count += result
             case RoundResult():
-                self.count += done.added
+                self.count += result.added
             case _:
-                self.count += done.applied + done.cancelled
+                self.count += result.applied + result.cancelled
         now = monotonic()
         if self._line is not None and now - self._shown > EVERY_S:
             self._shown = now
             self._line.update(
-                f"{format_count(self.count, 'record')} {self._what} · {self.count / (now - self._began):,.0f}/s"
+                f"{format_count(self.count, 'record')} {self._what} · "
+                f"{self.count / (now - self._began):,.0f}/s"
             )
 
 
 def choose_share(settings: Settings) -> Share:
-    """The share that was chosen; everything if none was."""
+    """Returns the chosen share; everything if none was chosen."""
     return WHOLE if settings.share is None else parse_share(settings.share)
 
 
 def run_loop(loop: Runner[Any], stop: Stop, report: Callable[[Any], None], *, drain: bool) -> None:
     """Runs rounds until a stop signal, reports each, and closes the connections."""
 
-    def report_and_stop(done: RoundResult | Consumed) -> None:
-        report(done)
+    def report_and_stop(result: RoundResult | Consumed) -> None:
+        report(result)
         if stop():
             raise typer.Exit(0)
 
@@ -161,18 +175,22 @@ def run_loop(loop: Runner[Any], stop: Stop, report: Callable[[Any], None], *, dr
 
 
 def raise_if_stopped(settings: Settings, pipeline: Pipeline, name: str) -> None:
-    """Raises ``Halted`` or ``Paused``: a drain that leaves stopped shards behind is not a success."""
+    """Raises ``Halted`` or ``Paused``.
+
+    A drain that leaves stopped shards behind is not a success.
+    """
     with open_connections(settings, f"consumer {name}") as servers:
-        found = status(servers.store, servers.client, pipeline)
-    for each in found.consumers:
-        if each.consumer == name and (pause := found.find_pause(each)) is not None:
+        snapshot = status(servers.store, servers.client, pipeline)
+    for row in snapshot.consumers:
+        if row.consumer == name and (pause := snapshot.find_pause(row)) is not None:
             raise Paused(f"{pause}. Nothing was applied since; go on: {pause.how_to_resume}")
-    halted = {shard: reason for consumer, shard, reason in found.halted if consumer == name}
+    halted = {shard: reason for consumer, shard, reason in snapshot.halted if consumer == name}
     if halted:
-        has_letters = found.has_letters(name)
-        ways = dict.fromkeys(how_to_resume(name, *each, has_letters) for each in halted.items())
+        has_letters = snapshot.has_letters(name)
+        ways = dict.fromkeys(how_to_resume(name, *row, has_letters) for row in halted.items())
         # Without the reason: it may quote a payload, which belongs on stdout, in the status.
         raise Halted(
-            f"{name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix the cause, "
+            f"{name} is halted in {', '.join(map(str, halted))}; penstock status shows why. Fix "
+            "the cause, "
             f"{'; '.join(ways)}"
         )

@@ -33,7 +33,10 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 def prepare_output() -> None:
-    """Escapes on stdout and stderr what the terminal's encoding lacks: output never fails after something was done."""
+    """Escapes on stdout and stderr characters that the terminal's encoding lacks.
+
+    Output then never fails after something was done.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=UNENCODABLE)
@@ -55,22 +58,26 @@ def show_text(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Prints data as one line of JSON: dataclasses as objects, times as ISO 8601, durations in seconds."""
+    """Prints data as one line of JSON.
+
+    Dataclasses are objects, times ISO 8601, durations seconds.
+    """
     show(to_json(value))
 
 
-def with_payload(known: dict[str, Any], record: Record | None, **more: str | None) -> str:
-    """Facts about a record, its payload and its headers, and ``more`` JSON, as JSON.
+def with_payload(facts: dict[str, Any], record: Record | None, **extra: str | None) -> str:
+    """Returns facts about a record, its payload and its headers, and ``extra`` JSON, as JSON.
 
-    These are passed through: parsed and serialised again, large numbers would change, and not every payload can be parsed.
+    These are passed through: parsed and serialised again, large numbers would change, and not every
+    payload can be parsed.
     """
     payload = {"data": record.data_json, "headers": record.headers_json} if record else {}
-    passed = ", ".join(f'"{name}": {text or "null"}' for name, text in (payload | more).items())
-    return f"{to_json(known)[:-1]}, {passed}}}"
+    passed = ", ".join(f'"{name}": {text or "null"}' for name, text in (payload | extra).items())
+    return f"{to_json(facts)[:-1]}, {passed}}}"
 
 
 def payload_lines(record: Record) -> list[str]:
-    """The payload and the headers of a record, for people."""
+    """Returns the payload and the headers of a record, for people."""
     headers = [f"headers: {record.headers_json}"] if record.headers_json not in {"", "{}"} else []
     try:
         return [*to_json(record.data, indent=2).split("\n"), *headers]
@@ -84,20 +91,22 @@ def clear_screen() -> None:
         print(CLEAR, end="", flush=True)
 
 
-def show_found(found: Sequence[Any], columns: str, *, json: bool, **computed: Callable[[Any], object]) -> None:
+def show_found(
+    values: Sequence[Any], columns: str, *, json: bool, **computed: Callable[[Any], object]
+) -> None:
     """Prints values as one line of JSON, or as a table."""
     if json:
-        show_json(found)
+        show_json(values)
     else:
-        show_rows(found, columns, **computed)
+        show_rows(values, columns, **computed)
 
 
-def show_rows(found: Iterable[Any], columns: str, **computed: Callable[[Any], object]) -> None:
+def show_rows(values: Iterable[Any], columns: str, **computed: Callable[[Any], object]) -> None:
     """Prints values as a table, one row each."""
-    named = [each.partition("=")[::2] for each in columns.split(", ")]
-    attributes = [attribute or name.lstrip("#").replace(" ", "_") for name, attribute in named]
+    pairs = [text.partition("=")[::2] for text in columns.split(", ")]
+    attributes = [attribute or name.lstrip("#").replace(" ", "_") for name, attribute in pairs]
     getters = [computed.get(attribute) or attrgetter(attribute) for attribute in attributes]
-    show_table([name for name, _ in named], ([get(row) for get in getters] for row in found))
+    show_table([name for name, _ in pairs], ([get(row) for get in getters] for row in values))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -106,14 +115,20 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as text: as wide as the terminal, or ``WIDE`` without one, but never so narrow that a cell is cut."""
+    """Returns a table as text.
+
+    It is as wide as the terminal, or ``WIDE`` without one, but never so narrow that a cell is cut.
+    """
     cells = [[escape(_cell(value)) for value in row] for row in rows]
     headers = [column.lstrip("#") for column in columns]
     widths = [max(map(cell_len, column)) for column in zip(headers, *cells, strict=True)]
     table = Table(box=None, pad_edge=False)
     for column, header, width in zip(columns, headers, widths, strict=True):
         table.add_column(
-            header, justify="right" if column.startswith("#") else "left", no_wrap=width <= WRAPPED, overflow="fold"
+            header,
+            justify="right" if column.startswith("#") else "left",
+            no_wrap=width <= WRAPPED,
+            overflow="fold",
         )
     for row in cells:
         table.add_row(*map(Text, row))  # not markup: names and reasons may contain brackets
@@ -141,8 +156,8 @@ def _cell(value: object) -> str:
 def show_error(error: BaseException, *, debug: bool) -> int:
     """Prints an error on stderr; returns its exit code.
 
-    A ``PenstockError`` is shown as a sentence and a page.  Of any other error only the class is shown, because its text
-    may contain a payload; with ``debug`` the traceback, too.
+    A ``PenstockError`` is shown as a sentence and a page.  Of any other error only the class is
+    shown, because its text may contain a payload; with ``debug`` the traceback, too.
     """
     if isinstance(error, PenstockError):
         say(f"error: {error}")
@@ -159,7 +174,7 @@ def show_error(error: BaseException, *, debug: bool) -> int:
 
 
 def _format_frames(error: BaseException) -> Iterable[str]:
-    """The tracebacks of an error and its causes: lines of code, without values."""
+    """Yields the tracebacks of an error and its causes: lines of code, without values."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         yield from _format_frames(cause)

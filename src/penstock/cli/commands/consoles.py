@@ -29,7 +29,8 @@ def console(
     users: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     proxy: Annotated[str | None, typer.Option(metavar="HEADER@ADDRESS")] = None,
     acting_database_url: Annotated[
-        str | None, typer.Option(metavar="URL", envvar="PENSTOCK_ACTING_DATABASE_URL", show_envvar=False)
+        str | None,
+        typer.Option(metavar="URL", envvar="PENSTOCK_ACTING_DATABASE_URL", show_envvar=False),
     ] = None,
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
@@ -40,7 +41,8 @@ def console(
         host: Additional host name of the console.
         users: TOML file of users: a table for each name, with rights and password.
         proxy: Trust this header, from a proxy at this address, for the name of a user of --users.
-        acting_database_url: Postgres for actions such as pausing or retrying. Without it the console only reads.
+        acting_database_url: Postgres for actions such as pausing or retrying. Without it the
+            console only reads.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):
@@ -48,26 +50,36 @@ def console(
         from penstock.console.serving import serve  # noqa: PLC0415  the same
         from penstock.console.web_application import make_console  # noqa: PLC0415  the same
     if hash_password:
-        show(access.hash_password(getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")))
+        show(
+            access.hash_password(
+                getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+            )
+        )
         return
     name, _, port = address.rpartition(":")
     if not name or not port.isdecimal():
         raise InvalidSetting(f"--listen {address!r}: HOST:PORT is wanted, such as 127.0.0.1:8787")
     if users is None and (name.strip("[]") not in LOOPBACK or proxy is not None):
-        raise InvalidSetting("the link alone would open it to other machines: say who may come in, with --users FILE")
+        raise InvalidSetting(
+            "the link alone would open it to other machines: say who may come in, with --users FILE"
+        )
     header, _, proxy_address = (proxy or "").partition("@")
     if proxy is not None and not (header and proxy_address):
-        raise InvalidSetting(f"--proxy {proxy!r}: HEADER@ADDRESS is wanted, such as X-Remote-User@10.0.0.7")
-    known = {} if users is None else access.read_users(users)
-    if users is not None and not known:
+        raise InvalidSetting(
+            f"--proxy {proxy!r}: HEADER@ADDRESS is wanted, such as X-Remote-User@10.0.0.7"
+        )
+    accounts = {} if users is None else access.read_users(users)
+    if users is not None and not accounts:
         raise InvalidSetting(f"{users} has no user: nobody could come in")
     token = secrets.token_urlsafe(24) if users is None else None
     pipeline = find_pipeline(settings)
-    entrance = access.Entrance(known, token, header or None, proxy_address)
+    entrance = access.Entrance(accounts, token, header or None, proxy_address)
     with servers(settings, schema=get_scope(pipeline).schema, start=False) as urls:
-        with connect_postgres(urls.database_url, application="console", prepare=settings.prepare) as connection:
+        with connect_postgres(
+            urls.database_url, application="console", prepare=settings.prepare
+        ) as connection:
             check_revision(Store(connection, get_scope(pipeline)))
-        made = make_console(
+        application = make_console(
             pipeline,
             urls.database_url,
             urls.redis_url,
@@ -76,4 +88,9 @@ def console(
             hosts={*LOOPBACK, name.strip("[]"), *(host or ())},
         )
         path = f"enter?token={token}" if token else ""
-        serve(made, name.strip("[]"), int(port), lambda port: show(f"The console: http://{name}:{port}/{path}"))
+        serve(
+            application,
+            name.strip("[]"),
+            int(port),
+            lambda port: show(f"The console: http://{name}:{port}/{path}"),
+        )

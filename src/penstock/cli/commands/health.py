@@ -1,4 +1,4 @@
-"""``penstock status``: how far records have come; ``penstock doctor``: whether everything is safe; ``penstock metrics``: the status for Prometheus."""
+"""``penstock status``, ``doctor`` and ``metrics``: progress, safety, and Prometheus."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,42 +33,46 @@ def status(
     json: Json = False,
     by_shard: Annotated[bool, typer.Option("--by-shard", help="One row per shard.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
-    every: Annotated[float, typer.Option(metavar="DURATION", parser=duration(), help="Interval of --watch.")] = 1.0,
+    every: Annotated[
+        float, typer.Option(metavar="DURATION", parser=duration(), help="Interval of --watch.")
+    ] = 1.0,
 ) -> None:
-    """Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move."""
+    """Show how far records are staged, sequenced, published and applied; exits with 1 if a shard
+    does not move.
+    """
     stop = Stop() if watch else None
     with open_connections(settings, "status") as servers:
         while True:
             if stop is not None and not json:
                 clear_screen()
-            found = _show_status(servers, json=json, by_shard=by_shard)
+            snapshot = _show_status(servers, json=json, by_shard=by_shard)
             if stop is None:
                 break
-            if found.redis is not None:
-                say(f"warning: {found.redis}")
+            if snapshot.redis is not None:
+                say(f"warning: {snapshot.redis}")
             if stop.wait(every):
                 return
-    if found.redis is not None:
-        raise ServerUnavailable(found.redis)
-    if not found.sound:
+    if snapshot.redis is not None:
+        raise ServerUnavailable(snapshot.redis)
+    if not snapshot.sound:
         raise typer.Exit(1)
 
 
 def _show_status(servers: Connections, *, json: bool, by_shard: bool) -> Status:
-    found = read_status(servers.store, servers.client, servers.pipeline)
+    snapshot = read_status(servers.store, servers.client, servers.pipeline)
     if json:
-        show_json(found)
+        show_json(snapshot)
     else:
-        _show_tables(found, by_shard=by_shard)
-        if troubles := list(_format_troubles(found)):
+        _show_tables(snapshot, by_shard=by_shard)
+        if troubles := list(_format_troubles(snapshot)):
             show(*troubles)
-    return found
+    return snapshot
 
 
-def _show_tables(found: Status, *, by_shard: bool) -> None:
-    show(_format_head(found))
-    channels = [*_divide(found.channels, by_shard=by_shard)]
-    consumers = [*_divide(found.consumers, by_shard=by_shard)]
+def _show_tables(snapshot: Status, *, by_shard: bool) -> None:
+    show(_format_head(snapshot))
+    channels = [*_divide(snapshot.channels, by_shard=by_shard)]
+    consumers = [*_divide(snapshot.consumers, by_shard=by_shard)]
     tables = (
         (_CHANNELS, channels),
         (_ICKS, _hold(channels, "ick")),
@@ -78,57 +82,76 @@ def _show_tables(found: Status, *, by_shard: bool) -> None:
     for columns, rows in tables:
         if rows or columns is _CHANNELS:
             show("")
-            table = {name: get for name, get in columns if name not in _OPTIONAL or any(map(get, rows))}
+            table = {
+                name: get for name, get in columns if name not in _OPTIONAL or any(map(get, rows))
+            }
             show_table([*table], ([get(row) for get in table.values()] for row in rows))
-    if any(consumer.declared is False for consumer in found.consumers):
+    if any(consumer.declared is False for consumer in snapshot.consumers):
         show("* not declared by the pipeline that --app names")
-    if found.reconciliations:
+    if snapshot.reconciliations:
         show("")
-        show_rows(found.reconciliations, _RECONCILIATIONS, outcome=_outcome)
-    if found.schedules:
+        show_rows(snapshot.reconciliations, _RECONCILIATIONS, outcome=_outcome)
+    if snapshot.schedules:
         show("")
-        skipped = ", skipped=skipped_until" if any(each.skipped_until for each in found.schedules) else ""
-        shown = "schedule=name, channel, every=text, timezone, last=last_at, next=next_at"
-        show_rows(found.schedules, shown + skipped, skipped_until=_skipped)
+        skipped = (
+            ", skipped=skipped_until"
+            if any(schedule.skipped_until for schedule in snapshot.schedules)
+            else ""
+        )
+        schedule_columns = (
+            "schedule=name, channel, every=text, timezone, last=last_at, next=next_at"
+        )
+        show_rows(snapshot.schedules, schedule_columns + skipped, skipped_until=_skipped)
 
 
 def _skipped(schedule: RegisteredSchedule) -> str:
-    """The last times of which no job was staged."""
+    """Returns the last times without a staged job."""
     since, until = schedule.skipped_since, schedule.skipped_until
-    return "" if since is None or until is None else f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}"
+    return (
+        ""
+        if since is None or until is None
+        else f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A channel or a consumer and its shards, or one of them."""
+    """A channel or a consumer with its shards, or with one of them."""
 
-    of: Any
+    owner: Any
     name: str
     shards: Sequence[Any]
 
 
 def _divide(owners: Iterable[Any], *, by_shard: bool) -> Iterator[_Row]:
-    for each in owners:
+    for owner in owners:
         if by_shard:
-            yield from (_Row(each, f"{each.channel}/{shard.shard}", [shard]) for shard in each.shards)
+            yield from (
+                _Row(owner, f"{owner.channel}/{shard.shard}", [shard]) for shard in owner.shards
+            )
         else:
-            yield _Row(each, each.channel, each.shards)
+            yield _Row(owner, owner.channel, owner.shards)
 
 
-def _hold(rows: Iterable[_Row], what: str) -> list[_Row]:
-    """The rows with the shards whose Ick, or queue, was read."""
-    held = (_Row(row.of, row.name, [each for each in row.shards if getattr(each, what) is not None]) for row in rows)
-    return [row for row in held if row.shards]
+def _hold(rows: Iterable[_Row], part: str) -> list[_Row]:
+    """Returns the rows with the shards whose Ick, or queue, was read."""
+    reduced = (
+        _Row(
+            row.owner, row.name, [shard for shard in row.shards if getattr(shard, part) is not None]
+        )
+        for row in rows
+    )
+    return [row for row in reduced if row.shards]
 
 
 def _total(path: str) -> Callable[[_Row], int | None]:
-    """The sum over the shards; None if one of them is damaged, or is not known."""
-    held, read = path.rpartition(".")[0], attrgetter(path)
+    """Returns the sum over the shards; None if one of them is damaged or unknown."""
+    part, read = path.rpartition(".")[0], attrgetter(path)
 
     def add(row: _Row) -> int | None:
         total = 0
-        for each in row.shards:
-            if (held and getattr(each, held).damage) or (value := read(each)) is None:
+        for shard in row.shards:
+            if (part and getattr(shard, part).damage) or (value := read(shard)) is None:
                 return None
             total += value
         return total
@@ -138,31 +161,38 @@ def _total(path: str) -> Callable[[_Row], int | None]:
 
 def _oldest(path: str) -> Callable[[_Row], float | None]:
     read = attrgetter(path)
-    return lambda row: max((age for each in row.shards if (age := read(each)) is not None), default=None)
+    return lambda row: max(
+        (age for shard in row.shards if (age := read(shard)) is not None), default=None
+    )
 
 
-def _of_queue(path: str, combine: Callable[[Iterable[Any]], Any]) -> Callable[[_Row], Any]:
-    """A number of a queue over its shards; None if one of them is damaged."""
+def _combine_queues(path: str, combine: Callable[[Iterable[Any]], Any]) -> Callable[[_Row], Any]:
+    """Returns a number of a queue over its shards; None if one of them is damaged."""
     read = attrgetter(path)
 
     def get(row: _Row) -> Any:
-        stats = [each.queue.stats for each in row.shards]
+        stats = [shard.queue.stats for shard in row.shards]
         return None if None in stats else combine(map(read, stats))
 
     return get
 
 
 def _memory(row: _Row) -> str | None:
-    """Memory of a log in Redis, and its budget."""
-    each = row.shards[0] if len(row.shards) == 1 else row.of
-    if each.redis_memory is None:
+    """Returns the memory of a log in Redis, and its budget."""
+    log = row.shards[0] if len(row.shards) == 1 else row.owner
+    if log.redis_memory is None:
         return None
-    return f"{'?' if each.memory is None else format_memory(each.memory)} of {format_memory(each.redis_memory)}"
+    return (
+        f"{'?' if log.memory is None else format_memory(log.memory)} of "
+        f"{format_memory(log.redis_memory)}"
+    )
 
 
 def _coalescing(row: _Row) -> str | None:
-    dirtied = sum(each.ick.dirtied for each in row.shards)
-    return f"{sum(each.ick.records for each in row.shards) / dirtied:.1f} : 1" if dirtied else None
+    dirtied = sum(shard.ick.dirtied for shard in row.shards)
+    return (
+        f"{sum(shard.ick.records for shard in row.shards) / dirtied:.1f} : 1" if dirtied else None
+    )
 
 
 def _outcome(run: LastRun) -> str:
@@ -172,13 +202,13 @@ def _outcome(run: LastRun) -> str:
 _Computed = tuple[str, Callable[[_Row], object]]
 
 _OPTIONAL = {"memory", "#evicted"}
-"""Columns that are left out if they say nothing of any row."""
+"""Columns that are left out if they are empty in all rows."""
 
 _CHANNELS: tuple[_Computed, ...] = (
     ("channel", lambda row: row.name),
-    ("kind", lambda row: row.of.kind),
+    ("kind", lambda row: row.owner.kind),
     ("#shards", lambda row: len(row.shards)),
-    ("keep", lambda row: None if row.of.keep_s is None else format_seconds(row.of.keep_s)),
+    ("keep", lambda row: None if row.owner.keep_s is None else format_seconds(row.owner.keep_s)),
     *((f"#{name}", _total(name)) for name in ("staged", "sequenced", "published")),
     ("#in the log", _total("records")),
     ("memory", _memory),
@@ -188,7 +218,10 @@ _ICKS: tuple[_Computed, ...] = (
     *((f"#{name}", _total(f"ick.{name}")) for name in ("dirty", "held", "reserved")),
     ("#oldest", _oldest("ick.oldest_s")),
     ("#coalesced", _coalescing),
-    ("held by", lambda row: ", ".join(sorted({each.ick.holder for each in row.shards} - {None})) or None),
+    (
+        "held by",
+        lambda row: ", ".join(sorted({shard.ick.holder for shard in row.shards} - {None})) or None,
+    ),
 )
 _QUEUES: tuple[_Computed, ...] = (
     ("queue", lambda row: row.name),
@@ -196,28 +229,29 @@ _QUEUES: tuple[_Computed, ...] = (
     ("#in postgres", _total("in_postgres")),
     ("#dead", _total("queue.dead")),
     ("#oldest", _oldest("queue.oldest_s")),
-    ("#dwell p99", _of_queue("quiet.p99_s", max)),
-    ("#done", _of_queue("done", sum)),
-    ("#reclaimed", _of_queue("reclaimed", sum)),
+    ("#dwell p99", _combine_queues("quiet.p99_s", max)),
+    ("#done", _combine_queues("done", sum)),
+    ("#reclaimed", _combine_queues("reclaimed", sum)),
 )
 _CONSUMERS: tuple[_Computed, ...] = (
-    ("consumer", lambda row: row.of.consumer + ("*" if row.of.declared is False else "")),
+    ("consumer", lambda row: row.owner.consumer + ("*" if row.owner.declared is False else "")),
     ("reads", lambda row: row.name),
-    ("halted", lambda row: sum(each.halted is not None for each in row.shards)),
+    ("halted", lambda row: sum(shard.halted is not None for shard in row.shards)),
     ("#passed", _total("checkpoint")),
     ("#lag", _total("lag")),
-    ("#behind", lambda row: float(max((each.lag_s for each in row.shards), default=0.0))),
+    ("#behind", lambda row: float(max((shard.lag_s for shard in row.shards), default=0.0))),
     *((f"#{name}", _total(name)) for name in ("evicted", "applied", "skipped")),
     ("#dead letters", _total("dead_letters")),
 )
 _RECONCILIATIONS = (
-    "reconciliation=name, #ago=ago_s, last run=intent, #compared, #differed=differences, #repaired, outcome"
+    "reconciliation=name, #ago=ago_s, last run=intent, #compared, #differed=differences, "
+    "#repaired, outcome"
 )
 
 
-def _format_head(found: Status) -> str:
-    head = f"epoch {found.epoch} · tick {found.tick}, {format_seconds(found.tick_s)} ago"
-    if (oldest := found.oldest_transaction) is None:
+def _format_head(snapshot: Status) -> str:
+    head = f"epoch {snapshot.epoch} · tick {snapshot.tick}, {format_seconds(snapshot.tick_s)} ago"
+    if (oldest := snapshot.oldest_transaction) is None:
         return head
     return (
         f"{head} · oldest transaction {format_seconds(oldest.age_s)} "
@@ -225,50 +259,60 @@ def _format_head(found: Status) -> str:
     )
 
 
-def _format_troubles(found: Status) -> Iterator[str]:
-    """A line for each shard that does not move, or waits, and for records without an offset."""
-    faults = found.faults
-    stopped, unknown = {each.shard for each in faults.stopped}, {each.shard for each in faults.unknown}
-    for consumer, shard, reason in found.halted:
+def _format_troubles(snapshot: Status) -> Iterator[str]:
+    """Yields a line for each shard that does not move, or waits, and for isolated records."""
+    faults = snapshot.faults
+    stopped, unknown = (
+        {fault.shard for fault in faults.stopped},
+        {fault.shard for fault in faults.unknown},
+    )
+    for consumer, shard, reason in snapshot.halted:
         yield f"halted: {consumer} {shard}: {reason}"
-    for pause in found.pauses:
+    for pause in snapshot.pauses:
         yield f"paused: {pause}; go on: {pause.how_to_resume}"
-    for consumer, shard, reason in found.waiting:
+    for consumer, shard, reason in snapshot.waiting:
         yield f"waiting: {consumer} {shard}: {reason}"
-    yield from _format_sessions(found)
-    for schedule in found.schedules:
+    yield from _format_sessions(snapshot)
+    for schedule in snapshot.schedules:
         if schedule.trouble is not None:
             yield f"late: {schedule.trouble}"
-    for shard, reason in found.damaged:
+    for shard, reason in snapshot.damaged:
         if shard not in stopped:
             yield f"damaged: {shard}: {reason}"
-    for shard, count, reason in found.unread:
+    for shard, count, reason in snapshot.unread:
         if shard not in unknown:
             yield f"unread: {shard}: {format_count(count, 'record')}; {reason}"
     yield from _format_faults(faults)
 
 
-def _format_sessions(found: Status) -> Iterator[str]:
-    """A line for each session that makes no progress, of a consumer with lag."""
-    for each in found.consumers:
-        for session in found.find_sessions(each) if any(shard.lag for shard in each.shards) else ():
-            yield f"{session.cause}: {each.consumer} {session}; {session.how_to_go_on}"
+def _format_sessions(snapshot: Status) -> Iterator[str]:
+    """Yields a line for each session without progress, of a consumer with lag."""
+    for consumer in snapshot.consumers:
+        for session in (
+            snapshot.find_sessions(consumer) if any(shard.lag for shard in consumer.shards) else ()
+        ):
+            yield f"{session.cause}: {consumer.consumer} {session}; {session.how_to_go_on}"
 
 
 def _format_faults(faults: Faults) -> Iterator[str]:
     for record in faults.isolated.first:
         yield f"isolated: record {record.id} of {record.shard}: {record.reason}"
-    if (more := faults.isolated.count - len(faults.isolated.first)) > 0:
-        yield f"isolated: {format_count(more, 'more record')}"
-    for each in faults.unknown:
-        yield f"unknown: {each.shard}: {format_count(each.records, 'record')} from record {each.first} on, of no registered channel"
+    if (unnamed := faults.isolated.count - len(faults.isolated.first)) > 0:
+        yield f"isolated: {format_count(unnamed, 'more record')}"
+    for unknown in faults.unknown:
+        yield (
+            f"unknown: {unknown.shard}: {format_count(unknown.records, 'record')} from record "
+            f"{unknown.first} on, of no registered channel"
+        )
     for fault in faults.stopped:
         yield f"stopped: {fault.shard}: {fault.reason}"
 
 
 @command()
 def doctor(settings: Settings, json: Json = False) -> None:
-    """Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer."""
+    """Check for anything that endangers records; exits with 1 on an error, with 3 if a server does
+    not answer.
+    """
     results = _diagnose(settings)
     if json:
         show_json(results)
@@ -276,8 +320,8 @@ def doctor(settings: Settings, json: Json = False) -> None:
         for result in results:
             show(f"{result.grade:7}  {result.check}: {result.message}")
             if result.fix and result.grade != "ok":
-                first, *more = result.fix.split("\n")
-                show(f"         → {first}", *(f"           {line}" for line in more))
+                first, *further = result.fix.split("\n")
+                show(f"         → {first}", *(f"           {line}" for line in further))
     if any(result.unreachable for result in results):
         raise typer.Exit(ServerUnavailable.exit_code)
     if worst(results) == "error":
@@ -291,9 +335,13 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
         connect_redis(urls.redis_url) as client,
     ):
         try:
-            connection = connect_postgres(urls.database_url, application="doctor", prepare=settings.prepare)
+            connection = connect_postgres(
+                urls.database_url, application="doctor", prepare=settings.prepare
+            )
         except ServerUnavailable as error:
-            return [CheckResult("postgres", "error", str(error), "see --database-url", unreachable=True)]
+            return [
+                CheckResult("postgres", "error", str(error), "see --database-url", unreachable=True)
+            ]
         with connection:
             return diagnose(Store(connection), client, pipeline)
 
@@ -305,7 +353,9 @@ def metrics(
         bool, typer.Option("--by-shard", help="A series for each shard, for channels of up to 64.")
     ] = False,
 ) -> None:
-    """Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a pipeline."""
+    """Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a
+    pipeline.
+    """
     with require_extra("prometheus", "penstock metrics"):
         from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415  an extra
         from prometheus_client.exposition import CONTENT_TYPE_LATEST  # noqa: PLC0415  the same
@@ -321,7 +371,9 @@ def metrics(
                 return
             stop = Stop()
             routes = {
-                "/metrics": lambda: Answer(200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST),
+                "/metrics": lambda: Answer(
+                    200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST
+                ),
                 "/livez": lambda: Answer(200, "ok\n"),  # a server that is away is a metric
             }
             with Listener(settings.listen, routes) as listener:

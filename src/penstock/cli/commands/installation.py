@@ -37,16 +37,20 @@ def init(
     Args:
         sql: Print the SQL; change nothing.
         schema: The schema of the tables; by default the pipeline's, or penstock.
-        roles: Instead of tables: show missing roles in Postgres (owner, producer, streamer, consumer, viewer,
-            monitor); with --apply, make them.
-        acl: With --roles: print the users for Redis, as redis-cli commands or lines of an ACL file; or save them in
-            the server, for its next start.
+        roles: Instead of tables: show missing roles in Postgres (owner, producer, streamer,
+            consumer, viewer, monitor); with --apply, make them.
+        acl: With --roles: print the users for Redis, as redis-cli commands or lines of an ACL file;
+            or save them in the server, for its next start.
         role_prefix: Prefix of the roles' names; by default the schema's name.
     """
     if not roles and (acl is not None or role_prefix is not None or apply):
-        raise InvalidSetting("--acl, --role-prefix and --apply belong to --roles: penstock init --roles")
+        raise InvalidSetting(
+            "--acl, --role-prefix and --apply belong to --roles: penstock init --roles"
+        )
     if acl is not None and (sql or apply):
-        raise InvalidSetting("--acl is about the users of Redis and nothing else; leave out --sql and --apply")
+        raise InvalidSetting(
+            "--acl is about the users of Redis and nothing else; leave out --sql and --apply"
+        )
     if acl == "save":
         _save_users(settings)
         return
@@ -56,7 +60,10 @@ def init(
     if acl is not None:
         show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
         if acl == "setuser":
-            say(f"Redis keeps them in memory. Set passwords, log in as the administrator, then: {SAVE}")
+            say(
+                "Redis keeps them in memory. Set passwords, log in as the administrator, then: "
+                f"{SAVE}"
+            )
     elif not roles:
         _init_tables(settings, scope.schema, pipeline, sql=sql)
     elif sql:
@@ -74,18 +81,18 @@ def _init_tables(settings: Settings, schema: str, pipeline: Pipeline | None, *, 
         _show_triggers(pipeline)
         return
     with _find_postgres(settings, schema) as url:
-        before, after = initialise(url, schema), newest_shipped()
-        if before == after:
-            say(f"schema {schema} is at {after} already")
+        old, new = initialise(url, schema), newest_shipped()
+        if old == new:
+            say(f"schema {schema} is at {new} already")
         else:
-            say(f"schema {schema}: {before or 'new'} → {after}")
+            say(f"schema {schema}: {old or 'new'} → {new}")
         for table in install_triggers(url, pipeline) if pipeline is not None else ():
             say(f"table {table}: trigger installed")
 
 
 @contextmanager
 def _find_postgres(settings: Settings, schema: str) -> Iterator[str]:
-    """The URL of the only server that is needed, or of an embedded one."""
+    """Yields the URL of the only server that is needed, or of an embedded one."""
     if settings.database_url is None:
         with servers(settings, schema=schema) as urls:
             yield urls.database_url
@@ -105,7 +112,8 @@ def _show_triggers(pipeline: Pipeline | None) -> None:
 def _save_users(settings: Settings) -> None:
     if settings.redis_url is None:
         raise InvalidSetting(
-            "--acl save needs the Redis whose users are to be saved: --redis-url, with a user that may administer it"
+            "--acl save needs the Redis whose users are to be saved: --redis-url, with a user that "
+            "may administer it"
         )
     with connect_redis(settings.redis_url) as client:
         for path in save_users(client):
@@ -114,7 +122,10 @@ def _save_users(settings: Settings) -> None:
 
 def _init_roles(settings: Settings, schema: str, prefix: str, *, apply: bool) -> None:
     carry_out = make_roles if apply else plan_roles
-    with _find_postgres(settings, schema) as url, connect_postgres(url, application="init") as connection:
+    with (
+        _find_postgres(settings, schema) as url,
+        connect_postgres(url, application="init") as connection,
+    ):
         plan = carry_out(connection, schema, prefix)
     for statement in plan.statements:
         show_text(f"{statement};")

@@ -1,6 +1,7 @@
-"""``penstock jobs`` and ``penstock queues``: the jobs of a queue that are not done, and the limits of its tenants and keys.
+"""``penstock jobs`` and ``penstock queues``: unfinished jobs of a queue, and limits.
 
-Jobs are listed and shown, cancelled, retried, or due at another time; limits are listed, set and taken back.
+Jobs are listed and shown, cancelled, retried, or due at another time; limits are listed, set and
+taken back.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,22 @@ from penstock.cli.render import payload_lines, say, show, show_found, show_json,
 from penstock.display import format_count
 from penstock.errors import InvalidSetting
 from penstock.operating.jobs.browsing import JobFilter, QueuedJob, check_queue, list_jobs, read_job
-from penstock.operating.jobs.changes import JobCount, cancel_jobs, count_jobs, jobs_command, move_due, retry_jobs
+from penstock.operating.jobs.changes import (
+    JobCount,
+    cancel_jobs,
+    count_jobs,
+    jobs_command,
+    move_due,
+    retry_jobs,
+)
 from penstock.operating.jobs.queue_limits import LimitChange, list_limits
 from penstock.operating.pausing import note_action
 from penstock.records import parse_moment
 from penstock.settings import Settings
 
-jobs = typer.Typer(no_args_is_help=True, help="List, show, cancel, retry or move the unfinished jobs of a queue.")
+jobs = typer.Typer(
+    no_args_is_help=True, help="List, show, cancel, retry or move the unfinished jobs of a queue."
+)
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", min=0, help="Ids of the jobs.")]
@@ -35,22 +45,31 @@ TenantOptions = Annotated[JobFilter, {"tenant": None, "key": None}]
 def list_(
     settings: Settings,
     queue: QueueArgument,
-    of: JobOptions,
+    job_filter: JobOptions,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
     after: Annotated[
-        int, typer.Option(min=0, metavar="ID", help="Continue after this id, the last of the previous page.")
+        int,
+        typer.Option(
+            min=0, metavar="ID", help="Continue after this id, the last of the previous page."
+        ),
     ] = 0,
     json: Json = False,
 ) -> None:
-    """List the unfinished jobs of a queue, in the order of their ids, and what each waits for; without payloads."""
+    """List the unfinished jobs of a queue, in the order of their ids, and what each waits for;
+    without payloads.
+    """
     with open_connections(settings, "jobs") as servers:
-        found = list_jobs(servers.store, servers.client, queue, of, after=after, limit=limit)
-    if not found and not json:
+        listed = list_jobs(
+            servers.store, servers.client, queue, job_filter, after=after, limit=limit
+        )
+    if not listed and not json:
         say("no jobs")
         return
-    show_found(found, "id, tenant, key, unique, action, object, staged at, due, state, why", json=json)
-    if len(found) == limit and not json:
-        say(f"There may be more: --after {found[-1].id}")
+    show_found(
+        listed, "id, tenant, key, unique, action, object, staged at, due, state, why", json=json
+    )
+    if len(listed) == limit and not json:
+        say(f"There may be more: --after {listed[-1].id}")
 
 
 @subcommand(jobs, "show")
@@ -62,18 +81,18 @@ def show_(
 ) -> None:
     """Show a job with its payload; for a finished job, its progress and result."""
     with open_connections(settings, "jobs") as servers:
-        found = read_job(servers.store, servers.client, queue, id_)
+        details = read_job(servers.store, servers.client, queue, id_)
     if json:
-        known = {name: getattr(found, name) for name in ("job", "progress", "note", "done_at")}
-        show(with_payload(known, found.record, result=found.result_json))
+        facts = {name: getattr(details, name) for name in ("job", "progress", "note", "done_at")}
+        show(with_payload(facts, details.record, result=details.result_json))
         return
-    show(*([f"{queue} job {id_} has ended"] if found.job is None else _describe(found.job)))
-    if found.progress is not None:
-        show(f"progress: {found.progress:.0%}" + (f", {found.note}" if found.note else ""))
-    if found.done_at and found.result_json:
-        show(f"result, {found.done_at:%Y-%m-%d %H:%M:%S}: {_shorten(found.result_json)}")
-    if found.record is not None:
-        show(*payload_lines(found.record))
+    show(*([f"{queue} job {id_} has ended"] if details.job is None else _describe(details.job)))
+    if details.progress is not None:
+        show(f"progress: {details.progress:.0%}" + (f", {details.note}" if details.note else ""))
+    if details.done_at and details.result_json:
+        show(f"result, {details.done_at:%Y-%m-%d %H:%M:%S}: {_shorten(details.result_json)}")
+    if details.record is not None:
+        show(*payload_lines(details.record))
 
 
 def _describe(job: QueuedJob) -> list[str]:
@@ -87,16 +106,20 @@ def _describe(job: QueuedJob) -> list[str]:
 
 
 RESULT_SHOWN = 2_000
-"""Characters of a result for people."""
+"""Limit of a result's characters for people."""
 
 
 def _shorten(text: str) -> str:
-    left = len(text) - RESULT_SHOWN
-    return text if left <= 0 else f"{text[:RESULT_SHOWN]} … and {format_count(left, 'more character')}: --json"
+    remaining = len(text) - RESULT_SHOWN
+    return (
+        text
+        if remaining <= 0
+        else f"{text[:RESULT_SHOWN]} … and {format_count(remaining, 'more character')}: --json"
+    )
 
 
 TENANTS_SHOWN = 50
-"""Lines of a plan; those with the most jobs."""
+"""Limit of a plan's lines, which have the most jobs."""
 
 
 @subcommand(jobs, "cancel")
@@ -105,23 +128,29 @@ def cancel(
     *,
     queue: QueueArgument,
     ids: Ids = None,
-    of: JobOptions,
+    job_filter: JobOptions,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Cancel jobs: they will have no effect. A worker that has begun to write is asked to roll back."""
-    of = _choose(of, ids, all_=all_)
+    """Cancel jobs: they will have no effect.
+
+    A worker that has begun to write is asked to roll back.
+    """
+    job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            _show_plan(count_jobs(servers.store, servers.client, queue, of), json=json)
+            _show_plan(count_jobs(servers.store, servers.client, queue, job_filter), json=json)
             return
-        _note(servers, "Cancel", of, "cancel", queue)
-        done = cancel_jobs(servers.store, servers.client, queue, of)
+        _note(servers, "Cancel", job_filter, "cancel", queue)
+        result = cancel_jobs(servers.store, servers.client, queue, job_filter)
     if json:
-        show_json(done)
+        show_json(result)
         return
-    show(f"cancelled {format_count(done.cancelled, 'job')}, asked the workers of {done.running:,} more to roll back")
+    show(
+        f"cancelled {format_count(result.cancelled, 'job')}, asked the workers of "
+        f"{result.running:,} more to roll back"
+    )
 
 
 @subcommand(jobs, "retry")
@@ -130,7 +159,7 @@ def retry(
     *,
     queue: QueueArgument,
     ids: Ids = None,
-    of: JobOptions,
+    job_filter: JobOptions,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
@@ -140,15 +169,15 @@ def retry(
     Args:
         state: Only jobs in this state: delayed, or dead for dead letters.
     """
-    of = _choose(of, ids, all_=all_)
+    job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if apply:
-            _note(servers, "Retry", of, "retry", queue)
-        found = retry_jobs(servers.store, servers.client, queue, of, apply=apply)
-    if not found and not json:
+            _note(servers, "Retry", job_filter, "retry", queue)
+        outcomes = retry_jobs(servers.store, servers.client, queue, job_filter, apply=apply)
+    if not outcomes and not json:
         say("no jobs")
         return
-    show_found(found, "tenant, state, #jobs, outcome", json=json)
+    show_found(outcomes, "tenant, state, #jobs, outcome", json=json)
     if not apply:
         say(NOTHING_CHANGED)
 
@@ -158,59 +187,74 @@ def move_due_(
     settings: Settings,
     *,
     queue: QueueArgument,
-    due: Annotated[str, typer.Argument(metavar="TIME", help="ISO 8601, or 2h for in two hours; 0s is now.")],
+    due: Annotated[
+        str, typer.Argument(metavar="TIME", help="ISO 8601, or 2h for in two hours; 0s is now.")
+    ],
     ids: Ids = None,
-    of: TenantOptions,
+    job_filter: TenantOptions,
     all_: All = False,
     apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Change when waiting and delayed jobs are due; jobs with a unique name stay."""
     moment = parse_moment(due)
-    at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
-    of = _choose(of, ids, all_=all_)
+    due_at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
+    job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            counts = count_jobs(servers.store, servers.client, queue, of, movable=True)
+            counts = count_jobs(servers.store, servers.client, queue, job_filter, movable=True)
             _show_plan(counts, json=json)
             say("Jobs at work, and those with a unique name, are left alone.")
             return
-        _note(servers, "Move", of, "move-due", queue, at.isoformat(timespec="seconds"))
-        moved = move_due(servers.store, servers.client, queue, of, at)
-    show(f"{format_count(moved, 'job')} due at {at:%Y-%m-%d %H:%M:%S} UTC")
+        _note(servers, "Move", job_filter, "move-due", queue, due_at.isoformat(timespec="seconds"))
+        count = move_due(servers.store, servers.client, queue, job_filter, due_at)
+    show(f"{format_count(count, 'job')} due at {due_at:%Y-%m-%d %H:%M:%S} UTC")
 
 
-def _choose(of: JobFilter, ids: list[int] | None, *, all_: bool) -> JobFilter:
-    """The filter with its ids; without any, all jobs have to be wanted."""
-    chosen = replace(of, ids=ids or None)
+def _choose(job_filter: JobFilter, ids: list[int] | None, *, all_: bool) -> JobFilter:
+    """Returns the filter with its ids.
+
+    Without a restriction, ``all_`` has to be given.
+    """
+    chosen = replace(job_filter, ids=ids or None)
     if (chosen == JobFilter()) is not all_:
         raise InvalidSetting(
-            "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the queue"
+            "which? Give ids, --tenant, --key, --unique or --state; or --all alone, for all of the "
+            "queue"
         )
     return chosen
 
 
-def _note(servers: Connections, title: str, of: JobFilter, command: str, queue: str, *more: str) -> None:
-    """Notes what is about to be done to the jobs of a queue that there is."""
+def _note(
+    servers: Connections,
+    title: str,
+    job_filter: JobFilter,
+    command: str,
+    queue: str,
+    *arguments: str,
+) -> None:
+    """Notes an action on the jobs of a queue before it happens; the queue must exist."""
     check_queue(servers.store, queue)
-    words = f"{title} jobs of {queue}", jobs_command(of, command, queue, *more)
+    words = f"{title} jobs of {queue}", jobs_command(job_filter, command, queue, *arguments)
     note_action(servers.store, whoami(), *words)
 
 
 def _show_plan(counts: Sequence[JobCount], *, json: bool) -> None:
     show_found(counts if json else counts[:TENANTS_SHOWN], "tenant, state, #jobs", json=json)
-    say(f"{format_count(sum(each.jobs for each in counts), 'job')}. {NOTHING_CHANGED}")
+    say(f"{format_count(sum(count.jobs for count in counts), 'job')}. {NOTHING_CHANGED}")
 
 
-queues = typer.Typer(no_args_is_help=True, help="List or set limits of the tenants and keys of a queue.")
+queues = typer.Typer(
+    no_args_is_help=True, help="List or set limits of the tenants and keys of a queue."
+)
 
 
 @subcommand(queues, "limits")
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
     """List the limits that hold, set and declared; an empty name means all others."""
     with open_connections(settings, "queues") as servers:
-        found, _ = list_limits(servers.store, queue)
-    show_found(found, "kind, name, limits=text, set at", json=json)
+        limits, _ = list_limits(servers.store, queue)
+    show_found(limits, "kind, name, limits=text, set at", json=json)
 
 
 @subcommand(queues, "limit")
@@ -218,38 +262,57 @@ def limit_(
     settings: Settings,
     queue: QueueArgument,
     tenant: Annotated[
-        str | None, typer.Option(help="The tenant; empty for all tenants without limits of their own.")
+        str | None,
+        typer.Option(help="The tenant; empty for all tenants without limits of their own."),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The key; empty for all keys without limits of their own.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The key; empty for all keys without limits of their own.")
+    ] = None,
     in_flight: Annotated[int | None, typer.Option(help="Maximum number in flight.")] = None,
     rate: Annotated[float | None, typer.Option(help="Maximum number a second.")] = None,
-    burst: Annotated[int | None, typer.Option(help="With a rate: maximum number at once after a pause.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Share of a tenant beside other waiting tenants.")] = None,
+    burst: Annotated[
+        int | None, typer.Option(help="With a rate: maximum number at once after a pause.")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Share of a tenant beside other waiting tenants.")
+    ] = None,
     elastic: Annotated[
-        int | None, typer.Option(help="Number in flight above which a tenant goes only when no other is ready.")
+        int | None,
+        typer.Option(
+            help="Number in flight above which a tenant goes only when no other is ready."
+        ),
     ] = None,
     bytes_: Annotated[
         int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")
     ] = None,
-    pause: Annotated[bool, typer.Option("--pause", help="Hand over nothing of the tenant or key.")] = False,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Hand over nothing of the tenant or key.")
+    ] = False,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the set limits, so that the declared ones hold.")
+        bool,
+        typer.Option("--remove", help="Remove the set limits, so that the declared ones hold."),
     ] = False,
     apply: Apply = False,
 ) -> None:
     """Replace all limits of a tenant or a key; they are kept in Postgres."""
     of_tenant = {"weight": weight, "elastic": elastic, "bytes": bytes_}
-    given: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, **of_tenant}
-    given = {name: value for name, value in given.items() if value is not None} | ({"is_paused": True} if pause else {})
-    if bool(given) is remove:
+    limits: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, **of_tenant}
+    limits = {name: value for name, value in limits.items() if value is not None} | (
+        {"is_paused": True} if pause else {}
+    )
+    if bool(limits) is remove:
         raise InvalidSetting(
-            "which limits? Give --in-flight, --rate, --weight, --elastic, --bytes or --pause; or --remove alone"
+            "which limits? Give --in-flight, --rate, --weight, --elastic, --bytes or --pause; or "
+            "--remove alone"
         )
-    if (tenant is None) is (key is None) or (key is not None and given.keys() & of_tenant.keys()):
+    if (tenant is None) is (key is None) or (key is not None and limits.keys() & of_tenant.keys()):
         raise InvalidSetting(
-            "of what? Give --tenant or --key, one of them; a key has no --weight, --elastic or --bytes"
+            "of what? Give --tenant or --key, one of them; a key has no --weight, --elastic or "
+            "--bytes"
         )
-    change = LimitChange(queue, *(("tenant", tenant) if tenant is not None else ("key", str(key))), given)
+    change = LimitChange(
+        queue, *(("tenant", tenant) if tenant is not None else ("key", str(key))), limits
+    )
     with open_connections(settings, "queues") as servers:
         show(change.describe(change.find(servers.store)))
         if not apply:

@@ -1,7 +1,8 @@
 """``penstock tail``, ``trace`` and ``explain``: the records of a channel, and what became of one.
 
-Payloads are data: tail prints them on stdout, the others not at all.  An Ick keeps no records: tail prints the members that
-have waited longest; for a queue the jobs that are not done for the longest time, each with what it waits for.
+Payloads are data: tail prints them on stdout, the others not at all.  An Ick keeps no records: tail
+prints the members that have waited longest; for a queue the jobs that are not done for the longest
+time, each with what it waits for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,16 @@ from penstock.channels.log.follower import Follower
 from penstock.channels.log.log_reader import LogReader
 from penstock.channels.log.log_slices import LogSlice
 from penstock.channels.log.streams import extents
-from penstock.cli.command import IsKey, Json, OfChannel, OnlyShard, Wanted, command, parse_position, parse_record
+from penstock.cli.command import (
+    IsKey,
+    Json,
+    OfChannel,
+    OnlyShard,
+    RecordArgument,
+    command,
+    parse_position,
+    parse_record,
+)
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
 from penstock.cli.render import say, show, show_json, with_payload
@@ -24,7 +34,12 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.display import format_count, format_seconds
 from penstock.errors import InvalidSetting, Unknown
-from penstock.journal.journal_reader import journal_bounds, known_shards, offsets_since, shards_to_compare
+from penstock.journal.journal_reader import (
+    journal_bounds,
+    known_shards,
+    offsets_since,
+    shards_to_compare,
+)
 from penstock.journal.journal_records import fill
 from penstock.operating.channels import unknown_channel
 from penstock.operating.tracing.causes import MAX_OF_KEY
@@ -37,7 +52,7 @@ from penstock.settings import Settings
 BATCH = 1000
 BLOCK_MS = 500
 NEWEST = 10
-"""Records that are printed by default."""
+"""Default number of records to print."""
 
 
 @command()
@@ -52,68 +67,87 @@ def tail(
     count: Annotated[int | None, typer.Option(min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, unfinished messages.
+    """Print the records of a channel, with their payloads; for an Ick, the members that have waited
+    longest; for a queue, unfinished messages.
 
     Args:
         channel: Name of the channel.
         start: Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.
-        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago.
+        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, UTC without a
+            zone, or 2h for two hours ago.
         key: Only records of this key.
         follow: Wait for new records until interrupted.
-        count: Maximum number of records, or of an Ick's members; by default the newest 10, or all with --from or --since.
+        count: Maximum number of records, or of an Ick's members; by default the newest 10, or all
+            with --from or --since.
     """
     stop = Stop()
     position = None if start is None else parse_position(start)
     if isinstance(position, Place):
         if position.shard.channel != channel or shard not in {None, position.shard.shard}:
-            raise InvalidSetting(f"--from {position}: that is not in {channel}, or in another shard")
+            raise InvalidSetting(
+                f"--from {position}: that is not in {channel}, or in another shard"
+            )
         shard, position = position.shard.shard, position.offset
     if since is not None and position is not None:
         raise InvalidSetting("--since and --from exclude each other")
     moment = None if since is None else parse_moment(since)
-    of_logs = follow or any(each is not None for each in (position, since, key))
+    of_logs = follow or any(value is not None for value in (position, since, key))
     with open_connections(settings, "tail") as servers:
         shards = _find_shards(servers, channel, shard)
         declared = servers.pipeline.channels.get(channel) if servers.pipeline is not None else None
-        known = registered_channels(servers.store).get(channel) or declared
-        if known is not None and not (traits := known.traits).keeps_records:
+        registered = registered_channels(servers.store).get(channel) or declared
+        if registered is not None and not (traits := registered.traits).keeps_records:
             if of_logs:
                 raise InvalidSetting(
-                    f"{channel} is {traits.title}: it keeps {traits.keeps}, not records, so --from, --since, --key and --follow do "
+                    f"{channel} is {traits.title}: it keeps {traits.keeps}, not records, so "
+                    "--from, --since, --key and --follow do "
                     "not apply. See penstock status --watch"
                 )
-            _show_items(servers, known.kind, shards, NEWEST if count is None else count, json=json)
+            _show_items(
+                servers, registered.kind, shards, NEWEST if count is None else count, json=json
+            )
             return
         printer = _Printer(servers, key, json=json)
         starts: dict[ShardName, Offset] = {}
         if moment is not None:
-            found = offsets_since(servers.store, shards, moment)
-            starts = {shard: each.before for shard, each in found.items()}
-            printer.since_us = next(iter(found.values())).at.timestamp() * 1_000_000
+            first_offsets = offsets_since(servers.store, shards, moment)
+            starts = {shard: each.before for shard, each in first_offsets.items()}
+            printer.since_us = next(iter(first_offsets.values())).at.timestamp() * 1_000_000
         elif position is not None:
             starts = dict.fromkeys(shards, Offset(max(0, position - 1)))
-        printer.left = count if starts else NEWEST if count is None else count
+        printer.remaining = count if starts else NEWEST if count is None else count
         positions = printer.print_from(starts) if starts else printer.print_newest(shards)
         if follow:
-            printer.left = printer.left if starts else None
+            printer.remaining = printer.remaining if starts else None
             printer.follow(positions, stop)
 
 
 def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[ShardName]:
-    known = known_shards(servers.store, servers.pipeline.shard_names if servers.pipeline else ())
-    found = [each for each in known if each.channel == channel and shard in (None, each.shard)]
-    if not found and shard is not None:
-        # Postgres may have forgotten it: `penstock reset epoch` names such shards, and this command reads them.
+    registered = known_shards(
+        servers.store, servers.pipeline.shard_names if servers.pipeline else ()
+    )
+    matching = [
+        shard_name
+        for shard_name in registered
+        if shard_name.channel == channel and shard in (None, shard_name.shard)
+    ]
+    if not matching and shard is not None:
+        # Postgres may have forgotten it: `penstock reset epoch` names such shards, and this command
+        # reads them.
         written = shards_to_compare(servers.store, servers.client, on_unusable=lambda *_: None)
-        found = [each for each in written if each == ShardName(channel, Shard(shard))]
-    if not found:
-        if any(each.channel == channel for each in known):
+        matching = [
+            shard_name for shard_name in written if shard_name == ShardName(channel, Shard(shard))
+        ]
+    if not matching:
+        if any(shard_name.channel == channel for shard_name in registered):
             raise Unknown(f"channel {channel} has no shard {shard}")
         raise unknown_channel(servers.store, channel)
-    return found
+    return matching
 
 
-def _show_items(servers: Connections, kind: str, shards: list[ShardName], most: int, *, json: bool) -> None:
+def _show_items(
+    servers: Connections, kind: str, shards: list[ShardName], most: int, *, json: bool
+) -> None:
     for item in get_kind(kind).items(servers.client, servers.store.scope.namespace, shards, most):
         if json:
             show_json({"channel": item.shard.channel, "shard": item.shard.shard, **item.facts})
@@ -123,18 +157,21 @@ def _show_items(servers: Connections, kind: str, shards: list[ShardName], most: 
 
 @dataclass
 class _Printer:
-    """Prints the records of a log that were staged at ``since_us`` or later, so many as are ``left``; None is without a limit."""
+    """Prints records of a log that were staged at ``since_us`` or later.
+
+    It prints at most ``remaining``; None sets no limit.
+    """
 
     servers: Connections
     key: str | None
     json: bool
     since_us: float | None = None
-    left: int | None = None
+    remaining: int | None = None
 
     def print_newest(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
         """Prints the newest records of all shards together; returns the end of each shard."""
-        assert self.left is not None
-        count, ends = self.left, self._find_ends(shards)
+        assert self.remaining is not None
+        count, ends = self.remaining, self._find_ends(shards)
         newest: list[Record] = []
         for shard, (oldest_offset, tail) in ends.items():
             page = BATCH if self.key is not None else min(BATCH, count)
@@ -156,23 +193,25 @@ class _Printer:
     def follow(self, positions: dict[ShardName, Offset], stop: Stop) -> None:
         """Prints new records until a stop signal."""
         follower = Follower(self.servers.client, self.servers.store.scope.namespace, count=BATCH)
-        while not stop() and self.left != 0:
+        while not stop() and self.remaining != 0:
             for shard, records in follower.wait(positions, BLOCK_MS).items():
                 self._print(self._select(records))
                 positions[shard] = records[-1].offset
 
     def _select(self, records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
-            if self.key in {None, record.key} and (self.since_us is None or record.staged_us >= self.since_us):
+            if self.key in {None, record.key} and (
+                self.since_us is None or record.staged_us >= self.since_us
+            ):
                 yield record
 
     def _print(self, records: Iterable[Record]) -> None:
-        for record in islice(records, self.left):
+        for record in islice(records, self.remaining):
             show(format_record(record, json=self.json))
-            self.left = None if self.left is None else self.left - 1
+            self.remaining = None if self.remaining is None else self.remaining - 1
 
     def _find_ends(self, shards: Sequence[ShardName]) -> dict[ShardName, tuple[Offset, Offset]]:
-        """The oldest offset of each shard that Redis or the journal still has, and the last one in Redis."""
+        """Returns the oldest offset of each shard in Redis or the journal, and Redis' last one."""
         servers = self.servers
         extent = extents(servers.client, servers.store.scope.namespace, shards)
         ends = {}
@@ -184,7 +223,10 @@ class _Printer:
     def _read_pages(
         self, shard: ShardName, first: Offset, last: Offset, count: int, *, backwards: bool = False
     ) -> Iterator[Record]:
-        """The records of a range of offsets, read ``count`` at a time; what Redis has evicted comes from the journal."""
+        """Yields the records of a range of offsets, read ``count`` at a time.
+
+        Records that Redis has evicted come from the journal.
+        """
         servers, number = self.servers, shard.shard
 
         def older(page: LogSlice) -> LogSlice:
@@ -192,87 +234,104 @@ class _Printer:
                 return fill(servers.store, page)
 
         namespace = servers.store.scope.namespace
-        reader = LogReader(servers.client, shard.channel, shards=number + 1, namespace=namespace, older=older)
-        at = last if backwards else first
-        while first <= at <= last:
-            most = min(count, 1 + (at - first if backwards else last - at))
-            page = reader.read(number, at, most, backwards=backwards)
+        reader = LogReader(
+            servers.client, shard.channel, shards=number + 1, namespace=namespace, older=older
+        )
+        offset = last if backwards else first
+        while first <= offset <= last:
+            most = min(count, 1 + (offset - first if backwards else last - offset))
+            page = reader.read(number, offset, most, backwards=backwards)
             if not page:
                 return
             yield from (record for record in page if record is not None)
-            at = page.next
+            offset = page.next
 
 
 def format_record(record: Record, *, json: bool) -> str:
     """Returns a record as a line for people, or as JSON."""
     staged = to_time(record.staged_us / 1_000_000)
     if not json:
-        shown = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
-        return f"{record.place}  {shown}  {record.action} {record.object} {record.key}  {record.data_json}"
+        time = f"{staged:%Y-%m-%d %H:%M:%S}" if staged else str(record.staged_us)
+        return (
+            f"{record.place}  {time}  {record.action} {record.object} {record.key}  "
+            f"{record.data_json}"
+        )
     names = ("channel", "shard", "offset", "id", "key", "action", "object")
-    known = {name: getattr(record, name) for name in names}
-    return with_payload({**known, "staged_at": staged or str(record.staged_us)}, record)
+    facts = {name: getattr(record, name) for name in names}
+    return with_payload({**facts, "staged_at": staged or str(record.staged_us)}, record)
 
 
 @command()
 def trace(
     settings: Settings,
-    what: Wanted,
+    text: RecordArgument,
     is_key: IsKey = False,
     channel: OfChannel = None,
-    count: Annotated[int, typer.Option(min=1, help="Maximum number of records of a key.")] = MAX_OF_KEY,
+    count: Annotated[
+        int, typer.Option(min=1, help="Maximum number of records of a key.")
+    ] = MAX_OF_KEY,
     json: Json = False,
 ) -> None:
-    """Show the path of a record: when it was staged, sequenced, published, and applied by each consumer."""
-    wanted = parse_record(what, is_key=is_key)
+    """Show the path of a record: when it was staged, sequenced, published, and applied by each
+    consumer.
+    """
+    subject = parse_record(text, is_key=is_key)
     with open_connections(settings, "trace") as servers:
-        stories = read_stories(servers.store, servers.client, wanted, channel=channel, most=count)
+        stories = read_stories(servers.store, servers.client, subject, channel=channel, most=count)
     if json:
         show_json(stories)
     else:
         for number, story in enumerate(stories):
             show(*([""] if number else []), *format_story(story))
-    _note_number(what, wanted)
+    _note_number(text, subject)
 
 
 @command()
 def explain(
     settings: Settings,
-    what: Wanted,
+    text: RecordArgument,
     is_key: IsKey = False,
     channel: OfChannel = None,
     query: Annotated[
-        bool, typer.Option("--query", help="Show the last statements of open transactions, which may contain payloads.")
+        bool,
+        typer.Option(
+            "--query",
+            help="Show the last statements of open transactions, which may contain payloads.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers have applied it, else with 1."""
-    wanted = parse_record(what, is_key=is_key)
+    """Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers
+    have applied it, else with 1.
+    """
+    subject = parse_record(text, is_key=is_key)
     with open_connections(settings, "explain") as servers:
-        found = find_cause(servers.store, servers.client, wanted, channel=channel, with_query=query)
+        diagnosis = find_cause(
+            servers.store, servers.client, subject, channel=channel, with_query=query
+        )
     if json:
-        show_json(found)
+        show_json(diagnosis)
     else:
-        show(*_format_explanation(found))
-    _note_number(what, wanted)
-    if not found.is_applied:
+        show(*_format_explanation(diagnosis))
+    _note_number(text, subject)
+    if not diagnosis.is_applied:
         raise typer.Exit(1)
 
 
-def _note_number(what: str, wanted: object) -> None:
-    if isinstance(wanted, int):
-        say(f"{what} was taken as the number of a record; if it is a key: --key")
+def _note_number(text: str, subject: object) -> None:
+    if isinstance(subject, int):
+        say(f"{text} was taken as the number of a record; if it is a key: --key")
 
 
-def _format_explanation(found: Diagnosis) -> Iterator[str]:
-    yield f"{found.cause}: {found.text}"
-    if found.fix is not None:
-        yield f"fix: {found.fix}"
-    for writer in found.writers:
+def _format_explanation(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"{diagnosis.cause}: {diagnosis.text}"
+    if diagnosis.fix is not None:
+        yield f"fix: {diagnosis.fix}"
+    for writer in diagnosis.writers:
         yield f"  {_format_writer(writer)}"
-    if found.story is not None:
+    if diagnosis.story is not None:
         yield ""
-        yield from format_story(found.story)
+        yield from format_story(diagnosis.story)
 
 
 def _format_writer(writer: OpenWriter) -> str:
@@ -287,9 +346,9 @@ def _format_writer(writer: OpenWriter) -> str:
 
 
 def format_story(story: Story) -> Iterator[str]:
-    """A record's story as lines."""
-    named = "" if story.key is None else f", key {story.key}, {story.action} {story.object}"
-    yield f"record {story.id} of {story.shard_name}{named}"
+    """Yields a record's story as lines."""
+    heading = "" if story.key is None else f", key {story.key}, {story.action} {story.object}"
+    yield f"record {story.id} of {story.shard_name}{heading}"
     yield f"  staged      {_format_staged(story)}"
     if story.trace_id is not None:
         yield f"  trace       {story.trace_id}"
@@ -299,15 +358,18 @@ def format_story(story: Story) -> Iterator[str]:
         yield "  sequenced   no"
     else:
         tick = "" if story.tick is None else f", tick {story.tick}"
-        at = f"{story.sequenced_at:%Y-%m-%d %H:%M:%S}: " if story.sequenced_at else ""
-        yield f"  sequenced   {at}{story.place}{tick}"
+        time = f"{story.sequenced_at:%Y-%m-%d %H:%M:%S}: " if story.sequenced_at else ""
+        yield f"  sequenced   {time}{story.place}{tick}"
         yield f"  published   {_format_published(story)}"
     if story.why is not None:
         yield f"  {story.state or '':11} {story.why}"
-    for each in story.attempts:
-        took_s = (each.ended_at - each.began_at).total_seconds()
-        ended = each.error or "done"
-        yield f"  {f'attempt {each.attempt}':11} {each.began_at:%Y-%m-%d %H:%M:%S}, {took_s:.1f} s, by {each.worker}: {ended}"
+    for attempt in story.attempts:
+        took_s = (attempt.ended_at - attempt.began_at).total_seconds()
+        outcome = attempt.error or "done"
+        yield (
+            f"  {f'attempt {attempt.attempt}':11} {attempt.began_at:%Y-%m-%d %H:%M:%S}, "
+            f"{took_s:.1f} s, by {attempt.worker}: {outcome}"
+        )
     if story.progress is not None:
         yield f"  progress    {story.progress:.0%}"
     if story.result_at is not None:
@@ -319,11 +381,11 @@ def format_story(story: Story) -> Iterator[str]:
 
 
 def _format_staged(story: Story) -> str:
-    at = f"{story.staged_at:%Y-%m-%d %H:%M:%S}" if story.staged_at else "at an unknown time"
+    time = f"{story.staged_at:%Y-%m-%d %H:%M:%S}" if story.staged_at else "at an unknown time"
     if story.transaction is None:
-        return f"{at}; its row is gone"
+        return f"{time}; its row is gone"
     committed = f" (committed {story.committed_at:%H:%M:%S.%f})" if story.committed_at else ""
-    return f"{at} in transaction {story.transaction}{committed}"
+    return f"{time} in transaction {story.transaction}{committed}"
 
 
 def _format_published(story: Story) -> str:
@@ -334,8 +396,12 @@ def _format_published(story: Story) -> str:
     if story.published is None:
         return f"not known: {story.redis or 'no such channel is registered'}"
     if not story.is_published:
-        by = story.refusal
-        why = f", and refuses writes: {by.reason}" if by is not None and by.is_certain else ""
+        refusal = story.refusal
+        why = (
+            f", and refuses writes: {refusal.reason}"
+            if refusal is not None and refusal.is_certain
+            else ""
+        )
         return f"no: Redis has the shard up to offset {story.published}{why}"
     gone = story.first is not None and story.offset is not None and story.offset < story.first
     return "yes; evicted from Redis since" if gone else "yes"
@@ -349,6 +415,9 @@ def _format_reader(reader: ReaderProgress) -> str:
         case "unread":
             return f"{reader.consumer} has no checkpoint in this shard"
         case "behind":
-            return f"{reader.consumer}, at offset {reader.checkpoint}, {format_count(reader.ahead, 'record')} before it, since {when}"
+            return (
+                f"{reader.consumer}, at offset {reader.checkpoint}, "
+                f"{format_count(reader.ahead, 'record')} before it, since {when}"
+            )
         case _:
             return f"{reader.consumer}, {when}: {reader.reason}"

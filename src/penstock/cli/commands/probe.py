@@ -1,4 +1,7 @@
-"""``penstock probe``: asks a worker's probe, for images without curl.  It imports the standard library and Typer alone."""
+"""``penstock probe``: asks a worker's probe, for images without curl.
+
+It imports the standard library and Typer alone.
+"""
 
 from http.client import HTTPConnection, HTTPException
 from typing import Annotated
@@ -19,10 +22,16 @@ HEALTHY = 200
 
 def probe(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="For example http://127.0.0.1:9310/livez, of a worker with --listen.")
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="For example http://127.0.0.1:9310/livez, of a worker with --listen.",
+        ),
     ],
 ) -> None:
-    """Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why."""
+    """Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if
+    not, and prints why.
+    """
     host, port, path = _parse(url)
     try:
         status, text = _ask(host, port, path)
@@ -34,7 +43,7 @@ def probe(
 
 
 def _parse(url: str) -> tuple[str, int, str]:
-    """Host, port and path."""
+    """Returns host, port and path."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname is not None:
@@ -43,7 +52,9 @@ def _parse(url: str) -> tuple[str, int, str]:
         pass
     from penstock.cli.render import show_error  # noqa: PLC0415  not for a probe
 
-    error = InvalidSetting("a probe is asked at a URL such as http://127.0.0.1:9310/livez; HTTPS is not spoken")
+    error = InvalidSetting(
+        "a probe is asked at a URL such as http://127.0.0.1:9310/livez; HTTPS is not spoken"
+    )
     raise typer.Exit(show_error(error, debug=False))
 
 
@@ -58,5 +69,7 @@ def _ask(host: str, port: int, path: str) -> tuple[int, str]:
 
 
 def _printable(text: str) -> str:
-    """The text without what would change the terminal."""
-    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+    """Returns the text without characters that would change the terminal."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else "?" for character in text
+    )

@@ -27,7 +27,8 @@ PlaceArgument = Annotated[list[str], typer.Argument(help=f"Place of the record, 
 PlacesArgument = Annotated[list[str] | None, typer.Argument(help=f"Places of the records, {PLACE}")]
 AllOfThem = Annotated[bool, typer.Option("--all", help="All letters that the filters match.")]
 LetterOptions = Annotated[
-    LetterFilter, {"channel": None, "key": "KEY", "error": "CLASS", "since": "TIME", "until": "TIME"}
+    LetterFilter,
+    {"channel": None, "key": "KEY", "error": "CLASS", "since": "TIME", "until": "TIME"},
 ]
 
 
@@ -35,41 +36,54 @@ LetterOptions = Annotated[
 def list_(
     settings: Settings,
     *,
-    consumer: Annotated[str | None, typer.Argument(help="Name of the consumer; by default all.")] = None,
-    of: LetterOptions,
+    consumer: Annotated[
+        str | None, typer.Argument(help="Name of the consumer; by default all.")
+    ] = None,
+    letter_filter: LetterOptions,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
     after: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Continue after this place, the last of the previous page.")
+        str | None,
+        typer.Option(
+            metavar="PLACE", help="Continue after this place, the last of the previous page."
+        ),
     ] = None,
-    by_reason: Annotated[bool, typer.Option("--by-reason", help="Count letters by error class.")] = False,
+    by_reason: Annotated[
+        bool, typer.Option("--by-reason", help="Count letters by error class.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List the newest dead letters, without their payloads, or count them by reason."""
     with open_connections(settings, "dead letters") as servers:
         if consumer is not None:
             _check_known(servers, consumer)
-        chosen = replace(of, consumer=consumer)
+        chosen = replace(letter_filter, consumer=consumer)
         if by_reason:
             groups = letters.group(servers.store, chosen)
             show_found(groups, "consumer, channel, error, #letters, first at, last at", json=json)
-            if sum(each.letters for each in groups) == letters.MAX_GROUPED:
+            if sum(group.letters for group in groups) == letters.MAX_GROUPED:
                 say(f"These are the newest {letters.MAX_GROUPED:,}; there may be more.")
             return
         if after is not None and consumer is None:
-            raise InvalidSetting("--after needs the name of the consumer: a place is one of its letters")
+            raise InvalidSetting(
+                "--after needs the name of the consumer: a place is one of its letters"
+            )
         last = letters.find(servers.store, str(consumer), parse_place(after)) if after else None
-        found = letters.newest(servers.store, chosen, after=last, limit=limit)
-    if not found and not json:
+        rows = letters.newest(servers.store, chosen, after=last, limit=limit)
+    if not rows and not json:
         say("no dead letters")
         return
-    columns = "consumer, place, action, object, key, #attempts, parked, superseded by, failed at, reason"
-    show_found(found, columns, json=json)
-    if len(found) == limit and consumer is not None and not json:
-        say(f"There may be more: --after '{found[-1].place}'")
+    columns = (
+        "consumer, place, action, object, key, #attempts, parked, superseded by, failed at, reason"
+    )
+    show_found(rows, columns, json=json)
+    if len(rows) == limit and consumer is not None and not json:
+        say(f"There may be more: --after '{rows[-1].place}'")
 
 
 @subcommand(dead_letters, "show")
-def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, json: Json = False) -> None:
+def show_(
+    settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, json: Json = False
+) -> None:
     """Show one dead letter, with its payload."""
     with open_connections(settings, "dead letters") as servers:
         _check_known(servers, consumer)
@@ -82,8 +96,10 @@ def show_(settings: Settings, consumer: ConsumerArgument, place: PlaceArgument, 
         return
     show(
         f"{letter.consumer}  {letter.place}  record {letter.record_id}",
-        f"{letter.action} {letter.object} {letter.key}, staged {letter.staged_at:%Y-%m-%d %H:%M:%S}",
-        f"{'parked' if letter.parked else 'failed ' + format_count(letter.attempts, 'time')}: {letter.reason}",
+        f"{letter.action} {letter.object} {letter.key}, staged "
+        f"{letter.staged_at:%Y-%m-%d %H:%M:%S}",
+        f"{'parked' if letter.parked else 'failed ' + format_count(letter.attempts, 'time')}: "
+        f"{letter.reason}",
         *([f"superseded by: {letter.superseded_by}"] if letter.superseded_by else []),
         *payload_lines(record),
     )
@@ -96,28 +112,42 @@ def retry(
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
     all_: AllOfThem = False,
-    of: LetterOptions,
+    letter_filter: LetterOptions,
     parked: Annotated[bool, typer.Option("--parked")] = False,
     superseded: Annotated[bool, typer.Option("--superseded")] = False,
     plan: Annotated[bool, typer.Option("--plan")] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one is left. Jobs are staged again.
+    """Retry dead letters, in the order of the log; exits with 1 if one is left.
+    Jobs are staged again.
 
     Args:
         parked: With a place: also the records parked behind it. Alone: all parked records.
-        superseded: Also superseded letters: their effects come after that of a later record. Alone: all of them.
+        superseded: Also superseded letters: their effects come after that of a later record. Alone:
+            all of them.
         plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)
     pipeline.get_consumer(consumer)
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(servers, consumer, of, place or [], all_=all_, parked=parked, superseded=superseded)
+        chosen = _choose(
+            servers,
+            consumer,
+            letter_filter,
+            place or [],
+            all_=all_,
+            parked=parked,
+            superseded=superseded,
+        )
         if plan:
-            show_found(chosen, "place, key, action, object, #attempts, parked, superseded by, reason", json=json)
+            show_found(
+                chosen,
+                "place, key, action, object, #attempts, parked, superseded by, reason",
+                json=json,
+            )
             return
         with open_frames(settings, pipeline.get_consumer(consumer)) as make_frame:
-            done = retry_letters(
+            outcomes = retry_letters(
                 pipeline,
                 chosen,
                 servers.urls.database_url,
@@ -125,14 +155,16 @@ def retry(
                 prepare=settings.prepare,
                 make_frame=make_frame,
             )
-    show_found(done, "place=letter.place, key=letter.key, outcome, reason", json=json)
-    if left := sum(each.outcome == "superseded" for each in done):
+    show_found(outcomes, "place=letter.place, key=letter.key, outcome, reason", json=json)
+    if superseded_count := sum(letter.outcome == "superseded" for letter in outcomes):
         say(
-            f"{left:,} were not retried, because a later record of their keys was applied, or may have been: their effects would come "
-            f"last. For a handler that copies rows, give them up: penstock dead-letters drop {consumer} --superseded --apply. If "
+            f"{superseded_count:,} were not retried, because a later record of their keys was "
+            "applied, or may have been: their effects would come "
+            "last. For a handler that copies rows, give them up: penstock dead-letters drop "
+            f"{consumer} --superseded --apply. If "
             f"order is nothing to it: penstock dead-letters retry {consumer} --superseded"
         )
-    if any(each.outcome in ("failed", "kept", "superseded") for each in done):
+    if any(letter.outcome in ("failed", "kept", "superseded") for letter in outcomes):
         raise typer.Exit(1)
 
 
@@ -143,17 +175,31 @@ def drop(
     consumer: ConsumerArgument,
     place: PlacesArgument = None,
     all_: AllOfThem = False,
-    of: LetterOptions,
+    letter_filter: LetterOptions,
     superseded: Annotated[
-        bool, typer.Option("--superseded", help="All superseded letters: a later record of their key was applied.")
+        bool,
+        typer.Option(
+            "--superseded", help="All superseded letters: a later record of their key was applied."
+        ),
     ] = False,
     apply: Apply = False,
 ) -> None:
     """Drop dead letters: their records will never take effect."""
     with open_connections(settings, "dead letters") as servers:
-        chosen = _choose(servers, consumer, of, place or [], all_=all_, parked=False, superseded=superseded)
+        chosen = _choose(
+            servers,
+            consumer,
+            letter_filter,
+            place or [],
+            all_=all_,
+            parked=False,
+            superseded=superseded,
+        )
         for letter in chosen:
-            show(f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} {letter.object} {letter.key}")
+            show(
+                f"{'dropped' if apply else 'would drop'} {letter.place}  {letter.action} "
+                f"{letter.object} {letter.key}"
+            )
         if apply:
             letters.drop(servers.store, chosen)
     if not apply and chosen:
@@ -163,39 +209,42 @@ def drop(
 def _choose(
     servers: Connections,
     consumer: str,
-    of: LetterFilter,
+    letter_filter: LetterFilter,
     places: list[str],
     *,
     all_: bool,
     parked: bool,
     superseded: bool,
 ) -> list[DeadLetterRow]:
-    """The letters at some places, with ``parked`` also those parked behind them; or all parked, or superseded, ones; or all."""
+    """Returns the letters at some places, or all parked, superseded or other letters.
+
+    With ``parked``, those parked behind the places are included.
+    """
     _check_known(servers, consumer)
-    found = letters.of_consumer(servers.store, consumer, of)
+    rows = letters.of_consumer(servers.store, consumer, letter_filter)
     if all_:
-        return found
+        return rows
     if not (places or parked or superseded):
         raise InvalidSetting("which? Give a place such as rides/2 offset 4118, or --all")
-    wanted = parse_places(" ".join(places)) if places else []
-    named = [letters.at(found, place) for place in wanted]
-    named.sort(key=lambda each: (each.shard, each.offset), reverse=True)
-    first = {(each.channel, each.key): (each.shard, each.offset) for each in named}
+    chosen_places = parse_places(" ".join(places)) if places else []
+    chosen = [letters.at(rows, place) for place in chosen_places]
+    chosen.sort(key=lambda row: (row.shard, row.offset), reverse=True)
+    first = {(row.channel, row.key): (row.shard, row.offset) for row in chosen}
 
     def is_behind(letter: DeadLetterRow) -> bool:
-        at = (letter.shard, letter.offset)  # newer shards have higher numbers
-        return not named or first.get((letter.channel, letter.key), at) < at
+        position = (letter.shard, letter.offset)  # newer shards have higher numbers
+        return not chosen or first.get((letter.channel, letter.key), position) < position
 
     return [
         letter
-        for letter in found
-        if letter in named
+        for letter in rows
+        if letter in chosen
         or (parked and letter.parked and is_behind(letter))
-        or (superseded and not named and letter.superseded_by)
+        or (superseded and not chosen and letter.superseded_by)
     ]
 
 
 def _check_known(servers: Connections, consumer: str) -> None:
-    """A declared consumer may not be registered yet; any other name is a mistake."""
+    """Refuses an unknown name; a declared consumer may not be registered yet."""
     if servers.pipeline is None or consumer not in servers.pipeline.consumers:
         check_registered(servers.store, consumer)

@@ -1,4 +1,4 @@
-"""``penstock consumers`` and ``penstock channels``: what is registered, and changes of it; and ``asyncapi``: what is declared."""
+"""``penstock consumers``, ``channels`` and ``asyncapi``: what is registered and declared."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,38 +37,49 @@ from penstock.parsing import parse_json
 from penstock.settings import Settings
 
 consumers = typer.Typer(
-    no_args_is_help=True, help="List, pause, rename or retire registered consumers: retention waits for them."
+    no_args_is_help=True,
+    help="List, pause, rename or retire registered consumers: retention waits for them.",
 )
 channels = typer.Typer(no_args_is_help=True, help="List channels, or change one while it is used.")
 
 ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, shown with the pause.")]
-By = Annotated[str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")]
+By = Annotated[
+    str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")
+]
 
 
 @subcommand(consumers, "list")
 def list_consumers_(settings: Settings, json: Json = False) -> None:
     """List the registered consumers."""
     with open_connections(settings, "consumers") as servers:
-        found = list_consumers(servers.store)
-    show_found(found, "consumer, reads=channel, #shards, #passed, #lag, #dead letters, moved at", json=json)
+        rows = list_consumers(servers.store)
+    show_found(
+        rows, "consumer, reads=channel, #shards, #passed, #lag, #dead letters, moved at", json=json
+    )
 
 
 @subcommand(consumers, "retire")
 def retire_consumer(settings: Settings, name: ConsumerName, apply: Apply = False) -> None:
     """Remove a consumer's checkpoints and dead letters. Retention no longer waits for it."""
     with open_connections(settings, "consumers") as servers:
-        found = retire(servers.store, name, apply=apply)
+        rows = retire(servers.store, name, apply=apply)
         declared = servers.pipeline is not None and name in servers.pipeline.consumers
-    for each in found:
-        show(f"{'retired' if apply else 'would retire'} {name}: {_progress(each)} removed")
-    if not found:
-        show(f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it was renamed")
-    if any(each.lag is None for each in found):
+    for row in rows:
+        show(f"{'retired' if apply else 'would retire'} {name}: {_progress(row)} removed")
+    if not rows:
+        show(
+            f"{'freed' if apply else 'would free'} {name}: the name that a consumer had before it "
+            "was renamed"
+        )
+    if any(row.lag is None for row in rows):
         say(f"The sources still wait for {name}: retire it in the database of each, too.")
     if declared:
-        say(f"The pipeline still declares {name}: when it or the streamer starts, it is registered again, as new.")
+        say(
+            f"The pipeline still declares {name}: when it or the streamer starts, it is registered "
+            "again, as new."
+        )
     if not apply:
         say(NOTHING_CHANGED)
 
@@ -80,30 +91,37 @@ def rename_consumer(
     new: Annotated[str, typer.Argument(help="New name of the consumer.")],
     apply: Apply = False,
 ) -> None:
-    """Rename a consumer. Its checkpoints and dead letters stay; a worker with the old name stops."""
+    """Rename a consumer.
+
+    Its checkpoints and dead letters stay; a worker with the old name stops.
+    """
     with open_connections(settings, "consumers") as servers:
         replaced = list_consumers(servers.store, new)
-        found = rename(servers.store, name, new, apply=apply)
-    for each in found:
-        show(f"{'renamed' if apply else 'would rename'} {name} to {new}: {_progress(each)}")
+        rows = rename(servers.store, name, new, apply=apply)
+    for row in rows:
+        show(f"{'renamed' if apply else 'would rename'} {name} to {new}: {_progress(row)}")
     if replaced:
         show(f"    the registration of {new}, which has applied nothing, is replaced")
-    if any(each.lag is None for each in found):
+    if any(row.lag is None for row in rows):
         say(
-            f"The sources go on waiting for {name}. Once {new} is in penstock consumers list at each of them, retire {name} "
+            f"The sources go on waiting for {name}. Once {new} is in penstock consumers list at "
+            f"each of them, retire {name} "
             f"there: penstock consumers retire {name} --apply"
         )
     say(
-        f"Now deploy workers that declare the consumer as {new}; those that still declare {name} stop."
+        f"Now deploy workers that declare the consumer as {new}; those that still declare {name} "
+        "stop."
         if apply
         else NOTHING_CHANGED
     )
 
 
 @subcommand(consumers, "pause")
-def pause_consumer(settings: Settings, name: ConsumerName, reason: Reason, by: By = None) -> None:
+def pause_consumer(
+    settings: Settings, name: ConsumerName, reason: Reason, operator: By = None
+) -> None:
     """Pause a consumer until it is resumed. Nothing is lost: retention waits for it."""
-    _pause(settings, "consumer", name, reason, by)
+    _pause(settings, "consumer", name, reason, operator)
 
 
 @subcommand(consumers, "resume")
@@ -112,32 +130,35 @@ def resume_consumer(settings: Settings, name: ConsumerName) -> None:
     _resume(settings, "consumer", name)
 
 
-def _pause(settings: Settings, kind: PauseKind, name: str, reason: str, by: str | None) -> None:
+def _pause(
+    settings: Settings, kind: PauseKind, name: str, reason: str, operator: str | None
+) -> None:
     with open_connections(settings, "pause") as servers:
-        paused = pause(servers.store, kind, name, reason=reason, by=by or whoami())
+        paused = pause(servers.store, kind, name, reason=reason, by=operator or whoami())
     show(f"{paused}")
     say(f"What is being applied ends; nothing is begun until: {paused.how_to_resume}")
 
 
 def _resume(settings: Settings, kind: PauseKind, name: str) -> None:
     with open_connections(settings, "resume") as servers:
-        ended = resume(servers.store, kind, name)
+        resumed = resume(servers.store, kind, name)
         others = find_pauses(servers.store, kind, name)
     show(
         f"{kind} {name} was not paused"
-        if ended is None
-        else f"resumed {kind} {name}, paused by {ended.paused_by}: {ended.reason}"
+        if resumed is None
+        else f"resumed {kind} {name}, paused by {resumed.paused_by}: {resumed.reason}"
     )
-    for each in others:
-        say(f"It still waits: {each}; go on: {each.how_to_resume}")
+    for other in others:
+        say(f"It still waits: {other}; go on: {other.how_to_resume}")
 
 
-def _progress(each: RegisteredConsumer) -> str:
-    """Checkpoints, records and dead letters; the lag in a source is not known here."""
-    behind = "" if each.lag is None else f"{each.lag:,} not passed, "
+def _progress(consumer: RegisteredConsumer) -> str:
+    """Returns checkpoints, records and dead letters; the lag in a source is not known here."""
+    behind = "" if consumer.lag is None else f"{consumer.lag:,} not passed, "
     return (
-        f"{format_count(each.shards, 'checkpoint')} on {each.channel}, {format_count(each.passed, 'record')} passed, {behind}"
-        f"{format_count(each.dead_letters, 'dead letter')}"
+        f"{format_count(consumer.shards, 'checkpoint')} on {consumer.channel}, "
+        f"{format_count(consumer.passed, 'record')} passed, {behind}"
+        f"{format_count(consumer.dead_letters, 'dead letter')}"
     )
 
 
@@ -145,15 +166,15 @@ def _progress(each: RegisteredConsumer) -> str:
 def list_channels_(settings: Settings, json: Json = False) -> None:
     """List the registered channels."""
     with open_connections(settings, "channels") as servers:
-        found = list_channels(servers.store, servers.pipeline)
+        rows = list_channels(servers.store, servers.pipeline)
     show_found(
-        found,
+        rows,
         "channel, kind, #shards, keep, entries, #records, consumers, remarks",
         json=json,
-        keep=lambda each: format_seconds(each.keep_s),
+        keep=lambda channel: format_seconds(channel.keep_s),
         entries=_entries,
-        consumers=lambda each: ", ".join(each.consumers),
-        remarks=lambda each: "not declared" if each.declared is False else "",
+        consumers=lambda channel: ", ".join(channel.consumers),
+        remarks=lambda channel: "not declared" if channel.declared is False else "",
     )
 
 
@@ -174,17 +195,23 @@ def list_tenants(
     with open_connections(settings, "channels") as servers:
         registered = find_channel(servers.store, name)
         if not registered.traits.has_jobs:
-            raise InvalidSetting(f"{name} is no queue, and only queues have tenants: penstock channels list")
-        found, are_all = busiest_tenants(servers.client, servers.store.scope.namespace, registered.shard_names, count)
-    show_found(found, "tenant, #waiting, #in flight, state, shard", json=json)
+            raise InvalidSetting(
+                f"{name} is no queue, and only queues have tenants: penstock channels list"
+            )
+        tenants, are_all = busiest_tenants(
+            servers.client, servers.store.scope.namespace, registered.shard_names, count
+        )
+    show_found(tenants, "tenant, #waiting, #in flight, state, shard", json=json)
     if not are_all:
         say(f"There are more than {MAX_TENANTS:,} tenants: others may have as many.")
 
 
 @subcommand(channels, "pause")
-def pause_channel(settings: Settings, name: ChannelName, reason: Reason, by: By = None) -> None:
+def pause_channel(
+    settings: Settings, name: ChannelName, reason: Reason, operator: By = None
+) -> None:
     """Pause all consumers of a log, or a queue. Records can still be staged."""
-    _pause(settings, "channel", name, reason, by)
+    _pause(settings, "channel", name, reason, operator)
 
 
 @subcommand(channels, "resume")
@@ -204,17 +231,26 @@ def retire_channel_(
     with open_connections(settings, "channels") as servers:
         plan = retire_channel(servers.store, servers.client, name, discard=discard, apply=apply)
         declared = servers.pipeline is not None and name in servers.pipeline.channels
-    what = plan.channel if plan.kind is None else f"{plan.channel}, {plan.kind} of {format_count(plan.shards, 'shard')}"
+    description = (
+        plan.channel
+        if plan.kind is None
+        else f"{plan.channel}, {plan.kind} of {format_count(plan.shards, 'shard')}"
+    )
     show(
-        f"{'retired' if plan.applied else 'would retire'} {what}: {format_count(plan.records, 'record')} in the journal, "
+        f"{'retired' if plan.applied else 'would retire'} {description}: "
+        f"{format_count(plan.records, 'record')} in the journal, "
         f"{plan.staged:,} staged and not sequenced"
     )
-    for each in plan.readers:
+    for reader in plan.readers:
         show(
-            f"    {each.consumer}: {format_count(each.unread, 'record')} not passed, {format_count(each.dead_letters, 'dead letter')} removed"
+            f"    {reader.consumer}: {format_count(reader.unread, 'record')} not passed, "
+            f"{format_count(reader.dead_letters, 'dead letter')} removed"
         )
     if plan.unread and not plan.applied:
-        show(f"    {format_count(plan.unread, 'record')} not read yet would be lost: only with --discard")
+        show(
+            f"    {format_count(plan.unread, 'record')} not read yet would be lost: only with "
+            "--discard"
+        )
     if declared:
         say(f"The pipeline still declares {name}: staging for it and consuming it are refused.")
     if not apply:
@@ -223,7 +259,9 @@ def retire_channel_(
 
 @subcommand(channels, "adopt")
 def adopt_channel_(
-    settings: Settings, name: Annotated[str, typer.Argument(help="Name of a retired channel.")], apply: Apply = False
+    settings: Settings,
+    name: Annotated[str, typer.Argument(help="Name of a retired channel.")],
+    apply: Apply = False,
 ) -> None:
     """Free the name of a retired channel for a new one."""
     with open_connections(settings, "channels") as servers:
@@ -251,7 +289,10 @@ def reshard_channel(
     else:
         _show_shards(plan)
     if plan.applied:
-        say(f"Now deploy applications and workers with shards={plan.after}, in any order: docs/how-to/reshard.md")
+        say(
+            f"Now deploy applications and workers with shards={plan.after}, in any order: "
+            "docs/how-to/reshard.md"
+        )
     elif plan.changes:
         say(NOTHING_CHANGED)
 
@@ -259,14 +300,20 @@ def reshard_channel(
 def _show_shards(plan: ReshardPlan) -> None:
     last = plan.first_shard + plan.after - 1
     show(
-        f"{plan.channel}: {format_count(plan.before, 'shard')} → {plan.after}, numbers {plan.first_shard} to {last}; new records are in these "
+        f"{plan.channel}: {format_count(plan.before, 'shard')} → {plan.after}, numbers "
+        f"{plan.first_shard} to {last}; new records are in these "
         "from the next tick on"
     )
-    for each in plan.behind:
-        show(f"    {each.consumer}: passes {format_count(each.lag, 'record')} of the present shards before")
-        if each.halted:
+    for reader in plan.behind:
+        show(
+            f"    {reader.consumer}: passes {format_count(reader.lag, 'record')} of the present "
+            "shards before"
+        )
+        if reader.halted:
             show(
-                f"    warning: {each.consumer} is halted in {format_count(each.halted, 'shard')}: it applies nothing of the new ones before these go on"
+                f"    warning: {reader.consumer} is halted in "
+                f"{format_count(reader.halted, 'shard')}: it applies nothing of the new ones "
+                "before these go on"
             )
 
 
@@ -274,22 +321,31 @@ def _show_shards(plan: ReshardPlan) -> None:
 def asyncapi(
     settings: Settings,
     check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead: list the breaking changes since this document.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Instead: list the breaking changes since this document."
+        ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the document; by default the value of --app.")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Title of the document; by default the value of --app.")
+    ] = None,
     version: Annotated[str, typer.Option(help="Version of your application.")] = "1.0.0",
 ) -> None:
-    """Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks readers or writers."""
+    """Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks
+    readers or writers.
+    """
     pipeline = require_pipeline(settings)
-    made = make_asyncapi(pipeline, title or str(settings.app), version)
+    document = make_asyncapi(pipeline, title or str(settings.app), version)
     if check is None:
-        show_json(made)
+        show_json(document)
         return
     try:
         old = parse_json(check.read_text(encoding="utf-8"))
-        breaks = list(find_breaks(old, made))
+        breaks = list(find_breaks(old, document))
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise InvalidSetting(f"--check {check}: no document of penstock asyncapi can be read there") from error
+        raise InvalidSetting(
+            f"--check {check}: no document of penstock asyncapi can be read there"
+        ) from error
     show(*breaks)
     if breaks:
         raise typer.Exit(DIFFERENCES)

@@ -1,4 +1,4 @@
-"""``penstock reset`` and ``penstock replay``: positions that an operator moves, and records that he copies."""
+"""``penstock reset`` and ``penstock replay``: moving positions, and copying records."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,7 +34,9 @@ from penstock.operating.reset.source_history import AcceptedShard, reset_source
 from penstock.records import parse_place
 from penstock.settings import Settings
 
-reset = typer.Typer(no_args_is_help=True, help="Move a checkpoint, open a new epoch, or repair an Ick.")
+reset = typer.Typer(
+    no_args_is_help=True, help="Move a checkpoint, open a new epoch, or repair an Ick."
+)
 
 
 @subcommand(reset, "checkpoint")
@@ -51,16 +53,20 @@ def checkpoint(
 
     Args:
         consumer: Name of the consumer.
-        to: The last offset that counts as applied, its place (rides/2 offset 4118), an end of the journal, or a
-            time (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago): records staged since are
-            applied again.
+        to: The last offset that counts as applied, its place (rides/2 offset 4118), an end of the
+            journal, or a time (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours
+            ago): records staged since are applied again.
         resume: Resume halted shards.
     """
     if to is None and not resume:
-        raise InvalidSetting("reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume")
+        raise InvalidSetting(
+            "reset to what? Give --to OFFSET, --to TIME, --to earliest, --to latest, or --resume"
+        )
     with open_connections(settings, "reset") as servers:
         target = _parse_target(to)
-        moves = reset_checkpoint(servers.store, consumer, target, shard=shard, resume=resume, apply=apply)
+        moves = reset_checkpoint(
+            servers.store, consumer, target, shard=shard, resume=resume, apply=apply
+        )
     columns = "consumer, shard, #from=before, #to=after, #applied again=again, #passed over, "
     columns += "#dead letters removed=dead_letters, resumes"
     show_found(moves, columns, json=json, shard=lambda move: f"{move.channel}/{move.shard}")
@@ -69,7 +75,9 @@ def checkpoint(
     for move in moves:
         if move.removed:
             say(
-                f"warning: {move.channel}/{move.shard}: {format_count(move.removed, 'older record')} removed by retention, some of which may "
+                f"warning: {move.channel}/{move.shard}: "
+                f"{format_count(move.removed, 'older record')} removed by retention, some of which "
+                "may "
                 "have been staged since that time"
             )
     if not moves:
@@ -90,7 +98,8 @@ def _parse_target(to: str | None) -> CheckpointTarget:
         if means_position(to):
             raise
         raise InvalidSetting(
-            f"--to {to} is no offset, no place such as rides/2 offset 4118, not earliest or latest; and as a time: {error}"
+            f"--to {to} is no offset, no place such as rides/2 offset 4118, not earliest or "
+            f"latest; and as a time: {error}"
         ) from error
 
 
@@ -112,7 +121,9 @@ def epoch(
         if lost is not None:
             file = stack.enter_context(lost.open("w", encoding="utf-8"))
             on_lost = lambda record: print(format_record(record, json=True), file=file)  # noqa: E731
-        plan = reset_epoch(servers.store.connection, servers.client, servers.pipeline, apply=apply, on_lost=on_lost)
+        plan = reset_epoch(
+            servers.store.connection, servers.client, servers.pipeline, apply=apply, on_lost=on_lost
+        )
     if json:
         show_json(plan)
     else:
@@ -130,18 +141,21 @@ def source(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """After a source was restored, accept its history: the consumer goes back to the last record that both have.
+    """After a source was restored, accept its history: the consumer goes back to the last record
+    that both have.
 
     Args:
         consumer: Name of the consumer.
         name: Name of the source.
-        to: The last record that both histories have (rides@eu/2 offset 4118), if the source's journal does not show
-            it; or a later one than the checkpoint, to skip the records before it.
+        to: The last record that both histories have (rides@eu/2 offset 4118), if the source's
+            journal does not show it; or a later one than the checkpoint, to skip the records before
+            it.
     """
     urls = settings.source_urls
     if name not in urls:
         raise InvalidSetting(
-            f"the Postgres of source {name} is unknown: set PENSTOCK_SOURCES__{name.upper()} to its URL"
+            f"the Postgres of source {name} is unknown: set PENSTOCK_SOURCES__{name.upper()} to "
+            "its URL"
         )
     place = None if to is None else parse_place(to)
     with (
@@ -149,12 +163,21 @@ def source(
         connect_postgres(urls[name], application="reset", prepare=settings.prepare) as elsewhere,
     ):
         shards = reset_source(
-            servers.store, Store(elsewhere, servers.store.scope), servers.client, consumer, name, to=place, apply=apply
+            servers.store,
+            Store(elsewhere, servers.store.scope),
+            servers.client,
+            consumer,
+            name,
+            to=place,
+            apply=apply,
         )
     columns = "shard, #from=before, #to=after, in doubt, #given out again=again, #passed over, "
     columns += "#dead letters removed=dead_letters, resumes"
     show_found(
-        shards, columns, json=json, in_doubt=lambda each: f"{each.after + 1} to {each.before}" if each.in_doubt else ""
+        shards,
+        columns,
+        json=json,
+        in_doubt=lambda move: f"{move.after + 1} to {move.before}" if move.in_doubt else "",
     )
     if not json:
         _explain_doubt(shards)
@@ -163,23 +186,35 @@ def source(
 
 
 def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
-    in_doubt = sum(each.in_doubt for each in shards)
+    in_doubt = sum(shard.in_doubt for shard in shards)
     if not in_doubt:
         return
     say(
-        "The records in doubt were applied: their effects stay. What the source has at their offsets now is applied, too. Compare "
+        "The records in doubt were applied: their effects stay. What the source has at their "
+        "offsets now is applied, too. Compare "
         "the tables."
     )
-    twice, known = sum(each.still_there for each in shards), sum(each.known for each in shards)
+    twice, accounted = (
+        sum(shard.still_there for shard in shards),
+        sum(shard.known for shard in shards),
+    )
     if twice:
         say(
-            f"{twice:,} of the records in doubt are still at the source, which has published them at other offsets, or will: they "
+            f"{twice:,} of the records in doubt are still at the source, which has published them "
+            "at other offsets, or will: they "
             "take effect a second time."
         )
-    if known > twice:
-        say(f"{format_count(known - twice, 'other')} lost there." if twice else f"{known:,} are lost there.")
-    if in_doubt > known:
-        say(f"Redis no longer has {in_doubt - known:,} of them: whether these are lost nobody knows.")
+    if accounted > twice:
+        say(
+            f"{format_count(accounted - twice, 'other')} lost there."
+            if twice
+            else f"{accounted:,} are lost there."
+        )
+    if in_doubt > accounted:
+        say(
+            f"Redis no longer has {in_doubt - accounted:,} of them: whether these are lost nobody "
+            "knows."
+        )
 
 
 @subcommand(reset, "ick")
@@ -191,7 +226,9 @@ def ick(
 ) -> None:
     """Repair a damaged Ick: rename foreign content, and mark members again that may be lost."""
     with open_connections(settings, "reset") as servers:
-        repairs = reset_ick(servers.store.connection, servers.client, channel, servers.pipeline, apply=apply)
+        repairs = reset_ick(
+            servers.store.connection, servers.client, channel, servers.pipeline, apply=apply
+        )
     show_found(repairs, "shard, key, found, moved to, marked again", json=json)
     if not repairs:
         say("The Ick is not damaged: there is nothing to do.")
@@ -207,36 +244,46 @@ def _format_plan(plan: EpochPlan) -> Iterator[str]:
     yield f"because: {plan.reason}"
     yield f"{'opened' if plan.applied else 'to open'}: epoch {plan.new_epoch}, after {plan.epoch}"
     yield f"records with transaction ids of another cluster: {plan.foreign:,}"
-    yield f"records without an offset, which get one at the end of their shard: {sum(unsequenced.values()):,}"
+    yield (
+        "records without an offset, which get one at the end of their shard: "
+        f"{sum(unsequenced.values()):,}"
+    )
     yield from (f"    {shard}: {count:,}" for shard, count in unsequenced.items())
     yield from _format_doubt(plan)
     yield f"checkpoints beyond the journal, which go back to its end: {len(plan.rewound)}"
-    for each in plan.rewound:
+    for rewound in plan.rewound:
         lost = (
-            _format_elsewhere(each.consumer, each.shard)
-            if each.kind == "reported"
+            _format_elsewhere(rewound.consumer, rewound.shard)
+            if rewound.kind == "reported"
             else "it has applied records that Postgres has lost: compare its tables"
         )
-        yield f"    {each.consumer} {each.shard}: {each.offset} → {each.journal}; {lost}"
+        yield (
+            f"    {rewound.consumer} {rewound.shard}: {rewound.offset} → {rewound.journal}; {lost}"
+        )
     yield f"streams that are deleted in Redis and replayed from the journal: {len(plan.deleted)}"
     for stream in plan.deleted:
-        yield f"    {stream.shard}: the log ends at {stream.log}, the journal at {stream.journal} ({stream.why})"
+        yield (
+            f"    {stream.shard}: the log ends at {stream.log}, the journal at {stream.journal} "
+            f"({stream.why})"
+        )
     if plan.missing:
         yield (
-            f"warning: {format_count(plan.missing, 'record')} that the journal names, missing from Postgres, cannot be replayed: "
+            f"warning: {format_count(plan.missing, 'record')} that the journal names, missing from "
+            "Postgres, cannot be replayed: "
             "see penstock doctor"
         )
 
 
 def _format_doubt(plan: EpochPlan) -> Iterator[str]:
-    """The offsets in doubt: which, where their entries stay, and who has applied them."""
-    count = sum(each.count for each in plan.in_doubt)
+    """Yields the offsets in doubt, where their entries stay, and who has applied them."""
+    count = sum(doubt.count for doubt in plan.in_doubt)
     yield f"offsets in doubt, at which the log has what Postgres has not: {count:,}"
-    for each in plan.in_doubt:
-        yield from _format_shard_in_doubt(each, is_applied=plan.applied)
+    for doubt in plan.in_doubt:
+        yield from _format_shard_in_doubt(doubt, is_applied=plan.applied)
     if plan.in_doubt:
         yield (
-            f"    epoch {plan.new_epoch} gives these offsets to other records. A reader outside of this Postgres that has passed "
+            f"    epoch {plan.new_epoch} gives these offsets to other records. A reader outside of "
+            "this Postgres that has passed "
             "the first of them undoes what it did from there on, and reads again from there"
         )
 
@@ -244,34 +291,41 @@ def _format_doubt(plan: EpochPlan) -> Iterator[str]:
 def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterator[str]:
     channel, _, shard = doubt.shard.rpartition("/")
     # Evicted or retained on one side or the other.
-    known = "" if doubt.compared else ", as far as can be compared: no earlier offset is in both"
-    yield f"    {doubt.shard}: {doubt.first} to {doubt.last}; the journal ends at {doubt.journal}{known}"
+    note = "" if doubt.compared else ", as far as can be compared: no earlier offset is in both"
+    yield (
+        f"    {doubt.shard}: {doubt.first} to {doubt.last}; the journal ends at "
+        f"{doubt.journal}{note}"
+    )
     if doubt.kept_as is not None:
         read = f"penstock tail {channel} --shard {shard} --from {doubt.first} --json"
-        yield (
-            f"        {'their entries are kept in' if is_applied else f'read them with: {read}; they will be kept in'} "
-            f"{doubt.kept_as} until you delete it"
-        )
+        entries = f"read them with: {read}; they will be kept in"
+        if is_applied:
+            entries = "their entries are kept in"
+        yield f"        {entries} {doubt.kept_as} until you delete it"
     if doubt.still_there:
         yield (
-            f"        {doubt.still_there:,} of their records are still in this Postgres, committed before the state that was restored: "
+            f"        {doubt.still_there:,} of their records are still in this Postgres, committed "
+            "before the state that was restored: "
             "they get other offsets, and are not lost; --lost FILE writes only the others"
         )
-    for each in doubt.consumers:
-        yield f"        {each.consumer} at {each.offset}: {_format_applied(each, doubt.shard)}"
+    for consumer in doubt.consumers:
+        yield (
+            f"        {consumer.consumer} at {consumer.offset}: "
+            f"{_format_applied(consumer, doubt.shard)}"
+        )
 
 
-def _format_applied(each: ConsumerInDoubt, shard: str) -> str:
-    if each.kind == "reported":
-        return _format_elsewhere(each.consumer, shard)
-    if each.applied:
-        compare = "" if each.kind == "replay" else f" (penstock reconcile {each.consumer})"
-        return f"may have applied {each.applied} of them: compare its tables{compare}"
+def _format_applied(consumer: ConsumerInDoubt, shard: str) -> str:
+    if consumer.kind == "reported":
+        return _format_elsewhere(consumer.consumer, shard)
+    if consumer.applied:
+        compare = "" if consumer.kind == "replay" else f" (penstock reconcile {consumer.consumer})"
+        return f"may have applied {consumer.applied} of them: compare its tables{compare}"
     return "its effects in this Postgres were restored with it, and none of these is among them"
 
 
 def _format_elsewhere(consumer: str, shard: str) -> str:
-    """Remedy for a consumer that has only reported its checkpoint here."""
+    """Returns the remedy for a consumer that has only reported its checkpoint here."""
     source = shard.rpartition("/")[0].partition("@")[2]
     return (
         "its own database was not restored, and it may have applied all of these: "
@@ -297,42 +351,50 @@ def replay(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Copy a range of a log, or a key, into another channel as new records; continues an interrupted replay.
+    """Copy a range of a log, or a key, into another channel as new records; continues an
+    interrupted replay.
 
     Args:
         channel: The log whose records are copied.
         target: The target log, queue or Ick. A queue takes the key as tenant, an Ick as member.
-        start: The first offset of each shard, a place, or a time (2026-11-23T14:05+01:00, UTC without a zone, or 2h
-            for two hours ago): only records staged then or later. By default the oldest record kept.
-        until: The last offset, or a time: only records staged before it. By default the newest record when the replay begins.
+        start: The first offset of each shard, a place, or a time (2026-11-23T14:05+01:00, UTC
+            without a zone, or 2h for two hours ago): only records staged then or later. By default
+            the oldest record kept.
+        until: The last offset, or a time: only records staged before it. By default the newest
+            record when the replay begins.
         key: Only records of this key.
         again: Repeat a finished replay.
     """
-    first, last = (None if each is None else parse_point(each) for each in (start, until))
+    first, last = (None if point is None else parse_point(point) for point in (start, until))
     request = ReplayRequest(channel, target, first, last, key, shard)
     with open_connections(settings, "replay") as servers, ProgressLine("copied") as progress:
-        done = carry_out(servers.store, request, apply=apply, again=again, on_batch=progress.add)
+        outcome = carry_out(servers.store, request, apply=apply, again=again, on_batch=progress.add)
     if json:
-        show_json(done)
+        show_json(outcome)
     else:
-        _show_replay(done, is_plan=not apply)
+        _show_replay(outcome, is_plan=not apply)
     if not apply:
-        say(NOTHING_CHANGED if done.ended_at is None else DONE_BEFORE)
+        say(NOTHING_CHANGED if outcome.ended_at is None else DONE_BEFORE)
 
 
-def _show_replay(done: Replay, *, is_plan: bool) -> None:
+def _show_replay(outcome: Replay, *, is_plan: bool) -> None:
     columns = "shard, #from=first, #to=last, #done up to=done"
     show_rows(
-        done.shards, columns, shard=lambda each: f"{done.channel}/{each.shard}", done=lambda each: max(0, each.done)
+        outcome.shards,
+        columns,
+        shard=lambda shard: f"{outcome.channel}/{shard.shard}",
+        done=lambda shard: max(0, shard.done),
     )
-    if done.ended_at is not None:
-        was = " was carried out already" if is_plan else ""
+    if outcome.ended_at is not None:
+        suffix = " was carried out already" if is_plan else ""
         show(
-            f"replay {done.replay} into {done.target}{was}: {done.staged:,} copies staged, ended {done.ended_at:%Y-%m-%d %H:%M:%S} (UTC)"
+            f"replay {outcome.replay} into {outcome.target}{suffix}: {outcome.staged:,} copies "
+            f"staged, ended {outcome.ended_at:%Y-%m-%d %H:%M:%S} (UTC)"
         )
-    elif done.replay is not None:
+    elif outcome.replay is not None:
         show(
-            f"replay {done.replay} into {done.target} was interrupted: {done.staged:,} copies are staged, {done.records:,} are left"
+            f"replay {outcome.replay} into {outcome.target} was interrupted: {outcome.staged:,} "
+            f"copies are staged, {outcome.records:,} are left"
         )
     else:
-        show(f"{format_count(done.records, 'record')} would be copied into {done.target}")
+        show(f"{format_count(outcome.records, 'record')} would be copied into {outcome.target}")

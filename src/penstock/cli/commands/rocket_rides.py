@@ -1,4 +1,4 @@
-"""``penstock demo``: Rocket Rides, with crashes, repeated sends and a kill, and an audit at the end."""
+"""``penstock demo``: Rocket Rides, with crashes, repeated sends, a kill, and an audit."""
 
 import secrets
 import sys
@@ -32,24 +32,31 @@ SAY_EVERY_S = 2.0
 @command("engine")
 def demo(
     settings: Settings,
-    seconds: Annotated[float, typer.Option("--duration", metavar="DURATION", parser=duration())] = 30,
+    seconds: Annotated[
+        float, typer.Option("--duration", metavar="DURATION", parser=duration())
+    ] = 30,
     reconcile: Annotated[bool, typer.Option("--reconcile/--no-reconcile")] = True,
     console: Annotated[bool, typer.Option("--console")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
+    """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost
+    or doubled.
 
     Args:
         seconds: Minimum time of traffic.
         reconcile: Seed drift and repair it, and add a consumer that begins with the tables.
-        console: Also show it in a browser, and print the link. At a terminal it stays open at the end.
+        console: Also show it in a browser, and print the link. At a terminal it stays open at the
+            end.
     """
     with require_extra("demo", "the demo"):
         from penstock.demo.demonstration import Demo  # noqa: PLC0415  the same
         from penstock.demo.rides import pipeline  # noqa: PLC0415  an optional extra
 
     stop = Stop()
-    with servers(settings, schema=pipeline.scope.schema, asked=True) as urls, ExitStack() as stack:
+    with (
+        servers(settings, schema=pipeline.scope.schema, is_requested=True) as urls,
+        ExitStack() as stack,
+    ):
         if console:
             show(f"The console: {stack.enter_context(_served_console(pipeline, urls))}")
         screen = _Screen(quiet=as_json)
@@ -60,11 +67,19 @@ def demo(
         )
         if engine == "stealing":
             say(
-                "No streamer and no consumer runs: requests to the API do all of it. After the traffic, clients go on with "
+                "No streamer and no consumer runs: requests to the API do all of it. After the "
+                "traffic, clients go on with "
                 "health checks until everything is settled."
             )
         run = Demo(
-            engine, seconds, urls.database_url, urls.redis_url, stop, screen.show, screen.wait, reconcile=reconcile
+            engine,
+            seconds,
+            urls.database_url,
+            urls.redis_url,
+            stop,
+            screen.show,
+            screen.wait,
+            reconcile=reconcile,
         )
         try:
             progress = run.run()
@@ -88,25 +103,25 @@ def demo(
 
 @contextmanager
 def _served_console(pipeline: Pipeline, urls: Servers) -> Iterator[str]:
-    """The console while the demo runs; gives its link."""
+    """Serves the console while the demo runs; yields its link."""
     from penstock.console.access import Entrance  # noqa: PLC0415  an optional extra
     from penstock.console.serving import served  # noqa: PLC0415  the same
     from penstock.demo.rides import late_pipeline  # noqa: PLC0415  the same
 
-    shown = copy(pipeline)
-    shown._consumers = {**pipeline.consumers, **late_pipeline.consumers}  # noqa: SLF001  of another process, later
+    demo_pipeline = copy(pipeline)
+    demo_pipeline._consumers = {**pipeline.consumers, **late_pipeline.consumers}  # noqa: SLF001  of another process, later
     from penstock.console.web_application import make_console  # noqa: PLC0415  the same
 
     entrance = Entrance(token=secrets.token_urlsafe(24))
-    made = make_console(
-        shown,
+    application = make_console(
+        demo_pipeline,
         urls.database_url,
         urls.redis_url,
         access=entrance,
         acting_database_url=urls.database_url,
         hosts={"127.0.0.1", "localhost"},
     )
-    with served(made) as port:
+    with served(application) as port:
         yield f"http://127.0.0.1:{port}/enter?token={entrance.token}"
 
 
@@ -120,8 +135,8 @@ class _Screen:
             self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
             self._live.start()
 
-    def wait(self, what: str) -> None:
-        self._show(what, what)
+    def wait(self, text: str) -> None:
+        self._show(text, text)
 
     def show(self, progress: "DemoProgress") -> None:
         self._show(_format_table(progress), _format_line(progress))
@@ -143,19 +158,26 @@ def _format_line(progress: "DemoProgress") -> str:
     drift = f", drift repaired {progress.drift.repaired}" if progress.drift else ""
     applied = ", ".join(f"{name} {count}" for name, count, *_ in _make_rows(now))
     return (
-        f"{progress.seconds:5.1f} s  {progress.phase}: staged {now.staged:,}, published {now.published:,}, "
-        f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent {now.resent}{drift}"
+        f"{progress.seconds:5.1f} s  {progress.phase}: staged {now.staged:,}, published "
+        f"{now.published:,}, "
+        f"applied {applied}; crashes {now.crashes}, kills {progress.kills}, resent "
+        f"{now.resent}{drift}"
     )
 
 
 def _format_table(progress: "DemoProgress") -> str:
     now = progress.audit
-    rows = [*_make_rows(now), ("canonical", f"{now.staged:,}", "", "", _format_money(now.canonical_cents))]
-    return _format_head(progress) + table_text(["consumer", "#applied", "#skipped", "#lag", "#total"], rows)
+    rows = [
+        *_make_rows(now),
+        ("canonical", f"{now.staged:,}", "", "", _format_money(now.canonical_cents)),
+    ]
+    return _format_head(progress) + table_text(
+        ["consumer", "#applied", "#skipped", "#lag", "#total"], rows
+    )
 
 
 def _make_rows(now: "Audit") -> list[tuple[str, ...]]:
-    """What each consumer has applied, skipped and not passed, and its total."""
+    """Returns the records that each consumer applied, skipped and lacks, and its total."""
     receipts, copies = now.receipts, [("ride_index", now.index)]
     if now.late_consumer.position:
         copies.append(("ride-late", now.late_consumer))
@@ -163,15 +185,21 @@ def _make_rows(now: "Audit") -> list[tuple[str, ...]]:
         *(
             (
                 name,
-                f"{each['applied']:,}",
-                f"{each['skipped']:,}",
-                f"{now.staged - each['position']:,}",
-                _format_money(each["total_cents"]),
+                f"{totals['applied']:,}",
+                f"{totals['skipped']:,}",
+                f"{now.staged - totals['position']:,}",
+                _format_money(totals["total_cents"]),
             )
-            for name, each in now.consumers.items()
+            for name, totals in now.consumers.items()
         ),
         *(
-            (name, f"{copy.applied:,}", "", f"{copy.records - copy.position:,}", _format_money(copy.total_cents))
+            (
+                name,
+                f"{copy.applied:,}",
+                "",
+                f"{copy.records - copy.position:,}",
+                _format_money(copy.total_cents),
+            )
             for name, copy in copies
         ),
         ("send_receipts", f"{receipts.sent:,}", "", f"{receipts.booked - receipts.sent:,}", ""),
@@ -183,7 +211,8 @@ def _format_head(progress: "DemoProgress") -> str:
     return (
         f"{progress.phase}, {progress.seconds:.0f} s, {progress.engine}: staged {now.staged:,}, "
         f"sequenced {now.sequenced:,}, published {now.published:,}\n"
-        f"rolled back {progress.rolled_back:,}, retried {progress.retried:,}, crashes {now.crashes}, "
+        f"rolled back {progress.rolled_back:,}, retried {progress.retried:,}, crashes "
+        f"{now.crashes}, "
         f"kills {progress.kills}, batches sent again {now.resent}\n"
         f"stage to handler p50 {now.p50_ms:.1f} ms, p99 {now.p99_ms:.0f} ms\n\n"
     )
@@ -192,11 +221,13 @@ def _format_head(progress: "DemoProgress") -> str:
 def _format_verdict(progress: "DemoProgress") -> str:
     now = progress.audit
     return (
-        f"{'equal' if progress.equal else 'NOT EQUAL'}: {now.staged:,} records, {len(now.consumers)} consumers, "
+        f"{'equal' if progress.equal else 'NOT EQUAL'}: {now.staged:,} records, "
+        f"{len(now.consumers)} consumers, "
         f"lost {now.lost}, doubled {now.doubled}, out of order {now.out_of_order}\n"
         f"index: {now.index.records:,} marks, {now.index.applied:,} members brought up to date, "
         f"{now.index.different} rows different from the table\n"
-        f"queue: {now.receipts.booked:,} receipts, {now.receipts.flooding:,} of them for one driver, "
+        f"queue: {now.receipts.booked:,} receipts, {now.receipts.flooding:,} of them for one "
+        "driver, "
         f"lost {now.receipts.lost}, doubled {now.receipts.doubled}\n"
         f"{_format_recruits(progress)}"
         f"{_format_drift(progress)}"
@@ -204,19 +235,22 @@ def _format_verdict(progress: "DemoProgress") -> str:
 
 
 def _format_recruits(progress: "DemoProgress") -> str:
-    """Share of the requests that was recruited; empty on the other engines."""
-    found, requests = progress.recruits, max(1, progress.requests)
-    if found is None:
+    """Returns the share of the requests that was recruited; empty on the other engines."""
+    recruits, requests = progress.recruits, max(1, progress.requests)
+    if recruits is None:
         return ""
     return (
-        f"recruits: {found['recruited']:,} of {progress.requests:,} requests ({found['recruited'] / requests:.1%}), "
-        f"{found['finished']:,} did work ({found['finished'] / requests:.1%}), {found['aborted']:,} gave up, "
-        f"{found['failed']:,} failed; {progress.health_checks:,} of the requests were health checks after the traffic\n"
+        f"recruits: {recruits['recruited']:,} of {progress.requests:,} requests "
+        f"({recruits['recruited'] / requests:.1%}), "
+        f"{recruits['finished']:,} did work ({recruits['finished'] / requests:.1%}), "
+        f"{recruits['aborted']:,} gave up, "
+        f"{recruits['failed']:,} failed; {progress.health_checks:,} of the requests were health "
+        "checks after the traffic\n"
     )
 
 
 def _format_drift(progress: "DemoProgress") -> str:
-    """The two lines about drift and the late consumer; empty without ``--reconcile``."""
+    """Returns the two lines about drift and the late consumer; empty without ``--reconcile``."""
     drift, late = progress.drift, progress.audit.late_consumer
     if drift is None:
         return ""
@@ -228,7 +262,7 @@ def _format_drift(progress: "DemoProgress") -> str:
 
 
 def _to_json(progress: "DemoProgress") -> dict[str, Any]:
-    """All figures; amounts of money in cents."""
+    """Returns all figures; amounts of money in cents."""
     figures = asdict(progress)
     sums = {name: getattr(progress.audit, name) for name in ("lost", "doubled", "out_of_order")}
     skipped = sum(consumer["skipped"] for consumer in progress.audit.consumers.values())

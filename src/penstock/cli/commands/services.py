@@ -1,14 +1,27 @@
-"""``penstock run``, ``stream``, ``consume`` and ``work``: what runs until it is stopped, or until nothing is left."""
+"""``penstock run``, ``stream``, ``consume`` and ``work``: run until stopped, or until empty."""
 
 from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Json, command, require_extra, require_pipeline, spared_from_garbage_collection
+from penstock.cli.command import (
+    Json,
+    command,
+    require_extra,
+    require_pipeline,
+    spared_from_garbage_collection,
+)
 from penstock.cli.connecting import Servers, open_connections, servers
 from penstock.cli.engines import choose_engine, open_comparer
-from penstock.cli.loops import ProgressLine, Stop, choose_share, observed, raise_if_stopped, run_loop
+from penstock.cli.loops import (
+    ProgressLine,
+    Stop,
+    choose_share,
+    observed,
+    raise_if_stopped,
+    run_loop,
+)
 from penstock.cli.render import say, show_json
 from penstock.consuming import Consumed, make_worker
 from penstock.declaring.declarations import WorkerSpec
@@ -21,11 +34,14 @@ from penstock.settings import Settings
 from penstock.streaming import RoundResult, Streamer
 
 
-@command("engine", "master", "conf", "epoch_length", "idle", "share", "concurrency", "sources", "listen")
+@command(
+    "engine", "master", "conf", "epoch_length", "idle", "share", "concurrency", "sources", "listen"
+)
 def run(
     settings: Settings,
     consumer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this consumer; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run only this consumer; may be repeated."),
     ] = None,
     streamer: Annotated[bool, typer.Option(help="Whether this process also streams.")] = True,
 ) -> None:
@@ -41,7 +57,9 @@ def run(
     ):
         engine = choose_engine(settings, specs)
         if engine == "spark" and not share.is_whole:
-            raise InvalidSetting("Spark divides the shards by itself: leave out the share, or take --engine inline")
+            raise InvalidSetting(
+                "Spark divides the shards by itself: leave out the share, or take --engine inline"
+            )
         work: dict[str, Any] = {
             "consumers": names,
             "streamer": streamer,
@@ -51,7 +69,11 @@ def run(
             "sources": settings.source_urls,
         }
         if engine == "inline":
-            work |= {"concurrency": settings.concurrency, "share": share, "report": lambda _, did: progress.add(did)}
+            work |= {
+                "concurrency": settings.concurrency,
+                "share": share,
+                "report": lambda _, did: progress.add(did),
+            }
             with spared_from_garbage_collection():
                 inline.run(pipeline, urls.database_url, urls.redis_url, **work)
         else:
@@ -59,18 +81,26 @@ def run(
     say("stopped")
 
 
-def _run_on_spark(settings: Settings, pipeline: Pipeline, urls: Servers, work: dict[str, Any]) -> None:
+def _run_on_spark(
+    settings: Settings, pipeline: Pipeline, urls: Servers, work: dict[str, Any]
+) -> None:
     with require_extra("spark", "the engine spark", ", or take --engine inline"):
         from penstock.engines.spark import application  # noqa: PLC0415  an optional extra
     assert settings.app is not None  # the pipeline was loaded from it
-    work |= {"master": settings.master, "conf": settings.spark_conf, "epoch_s": settings.epoch_length}
+    work |= {
+        "master": settings.master,
+        "conf": settings.spark_conf,
+        "epoch_s": settings.epoch_length,
+    }
     application.run(settings.app, pipeline, urls.database_url, urls.redis_url, **work)
 
 
 @command("idle", "share", "listen")
 def stream(
     settings: Settings,
-    drain: Annotated[bool, typer.Option("--drain", help="Exit when every staged record is published.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Exit when every staged record is published.")
+    ] = False,
 ) -> None:
     """Sequence and publish staged records; several may run at once."""
     stop = Stop()
@@ -84,7 +114,12 @@ def stream(
         ProgressLine("published") as progress,
     ):
         streamer = Streamer(
-            pipeline, urls.database_url, urls.redis_url, idle_s=settings.idle, prepare=settings.prepare, share=share
+            pipeline,
+            urls.database_url,
+            urls.redis_url,
+            idle_s=settings.idle,
+            prepare=settings.prepare,
+            share=share,
         )
         run_loop(streamer, stop, progress.add, drain=drain)
     say(f"{format_count(progress.count, 'record')} published")
@@ -120,7 +155,11 @@ def consume(
     ):
         if begin is not None:
             _bootstrap(settings, pipeline, name)
-        how: dict[str, Any] = {"shards": chosen, "prepare": settings.prepare, "sources": settings.source_urls}
+        how: dict[str, Any] = {
+            "shards": chosen,
+            "prepare": settings.prepare,
+            "sources": settings.source_urls,
+        }
         worker = make_worker(pipeline, consumer, urls.database_url, urls.redis_url, **how)
         run_loop(worker, stop, progress.add, drain=drain)
         if drain:
@@ -136,8 +175,13 @@ def _bootstrap(settings: Settings, pipeline: Pipeline, name: str) -> None:
             say(f"{name} has begun already; it continues from its checkpoints")
             return
         with open_comparer(settings, servers, [spec, *others]) as comparer:
-            done = reconcile(servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others)
-    say(f"{name} begins with {format_count(done.repaired, 'row')} from the tables, at tick {done.tick}")
+            outcome = reconcile(
+                servers.connect, pipeline.scope, spec, comparer, intent="bootstrap", others=others
+            )
+    say(
+        f"{name} begins with {format_count(outcome.repaired, 'row')} from the tables, at tick "
+        f"{outcome.tick}"
+    )
 
 
 def _parse_shards(text: str, shards: int) -> list[int]:
@@ -146,28 +190,34 @@ def _parse_shards(text: str, shards: int) -> list[int]:
     except ValueError:
         numbers = [-1]
     if not numbers or numbers[0] < 0 or numbers[-1] >= shards:
-        raise InvalidSetting(f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated")
+        raise InvalidSetting(
+            f"--shards {text}: give numbers from 0 to {shards - 1}, comma-separated"
+        )
     return numbers
 
 
-def _count(done: Consumed) -> Counter[str]:
-    """Counters of ``--json``: those of ``Consumed``; ``repeated`` effects had happened before."""
+def _count(result: Consumed) -> Counter[str]:
+    """Returns the counters of ``--json``; ``repeated`` effects had happened before."""
     names = ("applied", "cancelled", "dead", "snoozed", "retried", "stale")
-    return Counter(repeated=done.skipped, **{name: getattr(done, name) for name in names})
+    return Counter(repeated=result.skipped, **{name: getattr(result, name) for name in names})
 
 
 @command("concurrency", "listen")
 def work(
     settings: Settings,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of the workers; by default all.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Names of the workers; by default all."),
     ] = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="Exit when the queues are empty; jobs due later stay.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Do the jobs of queues; several processes share them. SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones."""
+    """Do the jobs of queues; several processes share them.
+
+    SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones.
+    """
     stop = Stop()
     pipeline = require_pipeline(settings)
     workers = _find_workers(pipeline, names or [])
@@ -179,34 +229,48 @@ def work(
         spared_from_garbage_collection(),
     ):
 
-        def report(done: RoundResult | Consumed) -> None:
-            assert isinstance(done, Consumed)
-            total.update(_count(done))
-            progress.add(done)
+        def report(result: RoundResult | Consumed) -> None:
+            assert isinstance(result, Consumed)
+            total.update(_count(result))
+            progress.add(result)
 
         how: dict[str, Any] = {"prepare": settings.prepare, "concurrency": settings.concurrency}
         for spec in workers if drain else ():
-            run_loop(make_worker(pipeline, spec, urls.database_url, urls.redis_url, **how), stop, report, drain=True)
+            run_loop(
+                make_worker(pipeline, spec, urls.database_url, urls.redis_url, **how),
+                stop,
+                report,
+                drain=True,
+            )
             raise_if_stopped(settings, pipeline, spec.name)
         if not drain:
             how |= {"consumers": [spec.name for spec in workers], "streamer": False, "stop": stop}
-            inline.run(pipeline, urls.database_url, urls.redis_url, report=lambda _, done: report(done), **how)
+            inline.run(
+                pipeline,
+                urls.database_url,
+                urls.redis_url,
+                report=lambda _, result: report(result),
+                **how,
+            )
     if json:
         show_json(total)
     say(f"{format_count(progress.count, 'job')} done")
 
 
 def _find_workers(pipeline: Pipeline, names: list[str]) -> list[WorkerSpec]:
-    """The workers of these names; all, if there are none."""
+    """Returns the workers of these names; all, if there are none."""
     chosen = [pipeline.get_consumer(name) for name in names] or [
         spec for spec in pipeline.consumers.values() if isinstance(spec, WorkerSpec)
     ]
     others = [spec.name for spec in chosen if not isinstance(spec, WorkerSpec)]
     if others:
         raise DeclarationError(
-            f"{others[0]} is the consumer of a {pipeline.get_consumer(others[0]).channel.kind}, not the worker of a queue: "
+            f"{others[0]} is the consumer of a {pipeline.get_consumer(others[0]).channel.kind}, "
+            "not the worker of a queue: "
             f"penstock consume {others[0]}"
         )
     if not chosen:
-        raise DeclarationError("the pipeline declares no worker of a queue: @pipeline.worker(reads=…)")
+        raise DeclarationError(
+            "the pipeline declares no worker of a queue: @pipeline.worker(reads=…)"
+        )
     return [spec for spec in chosen if isinstance(spec, WorkerSpec)]
