@@ -1,8 +1,9 @@
 """The queue: messages of many tenants, in Redis, handed to one reader at a time.
 
-Tenants take turns by the seconds of work that their messages have cost, so that a flood of one does not delay the others.
-A message that was handed over is under a lease.  Its reader settles the lease: done, another attempt, another time, or a dead
-letter.  A lease that ends by itself gives the message to another reader, and the former holder can no longer settle it.
+Tenants take turns by the seconds of work that their messages have cost, so that a flood of one does
+not delay the others.  A message that was handed over is under a lease.  Its reader settles the
+lease: done, another attempt, another time, or a dead letter.  A lease that ends by itself gives the
+message to another reader, and the former holder can no longer settle it.
 
     queue_messages   what is written and read
     declared_limits  what a pipeline declares, and how it is kept
@@ -20,4 +21,13 @@ from penstock.channels.queue.queue_messages import DeadMessage, Message, NewMess
 from penstock.channels.queue.stats import Dwell, Explanation, QueueStats
 from penstock.channels.routing import choose_hand
 
-__all__ = ["DeadMessage", "Dwell", "Explanation", "Message", "NewMessage", "QueueStats", "Written", "choose_hand"]
+__all__ = [
+    "DeadMessage",
+    "Dwell",
+    "Explanation",
+    "Message",
+    "NewMessage",
+    "QueueStats",
+    "Written",
+    "choose_hand",
+]

@@ -1,7 +1,8 @@
-"""Limits that are declared of a queue.  Postgres has them, and Redis a copy.
+"""Declared limits of a queue.  Postgres has them, and Redis a copy.
 
-The copy is lost with Redis, or of before in an older one.  Whatever hands messages over, or writes records, therefore says which
-declaration is to hold, and Redis does neither under another: what is declared is read again, and declared, first.
+The copy is lost with Redis, or is outdated in an older one.  Whoever hands messages over, or writes
+records, therefore names the declaration that applies, and Redis refuses under another: the
+declaration is then read and declared again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +31,12 @@ class DeclaredLimits:
 def encode_declaration(
     tenants: Mapping[str, TenantLimits], keys: Mapping[str, KeyLimits], within: str = "queue"
 ) -> DeclaredLimits:
-    """The limits of a declaration."""
-    rows = [("tenant", tenant, encode_limits(each)) for tenant, each in sorted(tenants.items())]
-    rows += [("key", key, encode_limits(each)) for key, each in sorted(keys.items())]
+    """Returns the limits of a declaration."""
+    rows = [
+        ("tenant", tenant, encode_limits(tenant_limits))
+        for tenant, tenant_limits in sorted(tenants.items())
+    ]
+    rows += [("key", key, encode_limits(key_limits)) for key, key_limits in sorted(keys.items())]
     within = within if keys else ""
     version = sha256(repr((within, rows)).encode()).hexdigest()[:16] if rows else ""
     counts = {"tenants": len(tenants), "keys": len(keys)}
@@ -40,21 +44,27 @@ def encode_declaration(
 
 
 def parse_declaration(limits: Mapping[str, Any]) -> DeclaredLimits:
-    """The limits of a declaration, from ``Queue.limits_as_json``."""
+    """Returns the limits of a declaration, from ``Queue.limits_as_json``."""
     tenants = parse_limits(TenantLimits, limits.get("tenants", {}))
     keys = parse_limits(KeyLimits, limits.get("keys", {}))
     declared = encode_declaration(tenants, keys, limits.get("within", ""))
-    ignored = sum(len(limits.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
-    return DeclaredLimits(declared.version, declared.within, declared.items, {**declared.counts, "ignored": ignored})
+    ignored = (
+        sum(len(limits.get(kind, {})) for kind in ("tenants", "keys")) - len(tenants) - len(keys)
+    )
+    return DeclaredLimits(
+        declared.version, declared.within, declared.items, {**declared.counts, "ignored": ignored}
+    )
 
 
 def encode_limits(limits: TenantLimits | KeyLimits | None) -> str:
-    """The text of limits in Redis; empty for None."""
+    """Returns the text of limits in Redis; empty for None."""
     if limits is None:
         return ""
     if isinstance(limits, KeyLimits):
         paused = limits.is_paused
-        limits = TenantLimits(in_flight=limits.in_flight, rate=limits.rate, burst=limits.burst, is_paused=paused)
+        limits = TenantLimits(
+            in_flight=limits.in_flight, rate=limits.rate, burst=limits.burst, is_paused=paused
+        )
     values = (
         limits.weight,
         limits.elastic,
@@ -68,7 +78,7 @@ def encode_limits(limits: TenantLimits | KeyLimits | None) -> str:
 
 
 class NewestLimits:
-    """The limits that are to hold of a queue, as they were read last."""
+    """Limits that apply to a queue, as last read."""
 
     def __init__(self, queue: str, read: Callable[[], Mapping[str, Any]]) -> None:
         """Sets up; ``read`` returns what Postgres has."""
@@ -77,7 +87,7 @@ class NewestLimits:
 
     @property
     def current(self) -> DeclaredLimits:
-        """The limits; they are read at the first use."""
+        """Returns the limits; they are read at the first use."""
         return self._current or self.renew()
 
     def renew(self) -> DeclaredLimits:
@@ -86,5 +96,5 @@ class NewestLimits:
         return self._current
 
     def report(self, shard: int) -> None:
-        """Logs that a shard did not have them."""
+        """Logs that a shard did not have the limits."""
         log.info("limits declared", shard=f"{self._queue}/{shard}", **self.current.counts)

@@ -1,8 +1,8 @@
-"""Writing by a pipeline: messages of records, in the order of their offsets, compared and written by one script.
+"""Writing by a pipeline: one script compares and writes messages, in the order of offsets.
 
-A shard of a queue has a position like a log's tail: the last record that was written, or that was passed over because it is
-done or waits in Postgres.  It is a stream of one entry, so that a shard's tail is found at the same key and in the same form
-for all kinds of channel.
+A shard of a queue has a position like a log's tail: the last record that was written, or that was
+passed over because it is done or waits in Postgres.  It is a stream of one entry, so that a shard's
+tail is found at the same key and in the same form for all kinds of channel.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from penstock.records import Epoch, Offset, RecordId, ShardName
 
 @dataclass(frozen=True, slots=True)
 class QueuedRecord:
-    """A record, as the message that is written.  Its id is the record's."""
+    """A record as the message that is written; its id is the record's."""
 
     id: RecordId  # the record
     offset: Offset  # its offset; 0 if it is written apart from the order
@@ -31,7 +31,8 @@ class QueuedRecord:
     key: str  # its key within the tenant
     due_ms: int | None  # when it may be handed over, in milliseconds since 1970; None is now
     deadline_ms: int | None  # until when it may be, likewise
-    unique: tuple[str, str, str]  # name, scope and window in milliseconds of a unique name; empty texts if it has none
+    # name, scope and window in milliseconds of a unique name; empty texts if it has none
+    unique: tuple[str, str, str]
     payload: str  # the payload, as JSON text
     headers: str  # the headers, as JSON text
     staged_us: int  # when it was staged, in microseconds since 1970
@@ -46,13 +47,15 @@ class QueueBatch:
     epoch: Epoch  # the epoch of the publisher
     first: Offset  # offset of the first record
     last: Offset  # offset of the last record; 0 if they are written apart from the order
-    begins: bool  # no record before ``first`` exists any more: a position that is lower may continue here
-    places: Sequence[tuple[RecordId, int]]  # id of each record, with the time of its staging; 0 if it is done
+    # no record before ``first`` exists any more: a position that is lower may continue here
+    begins: bool
+    # id of each record, with the time of its staging; 0 if it is done
+    places: Sequence[tuple[RecordId, int]]
     messages: Sequence[QueuedRecord]  # in the order of their offsets
 
     @property
     def count(self) -> int:
-        """Number of records."""
+        """Returns the number of records."""
         return self.last - self.first + 1
 
 
@@ -68,7 +71,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BatchWritten:
-    """Outcome of a batch as of one for a log, and of each message that was written or refused.
+    """Outcome of a batch as for a log, and of each message that was written or refused.
 
     ``is_new``: nothing had been written before; what was, is lost.
     """
@@ -79,7 +82,7 @@ class BatchWritten:
 
 
 def make_shard(namespace: str, shard: ShardName, streams: int, hand: int) -> QueueShard:
-    """The operations of a shard."""
+    """Returns the operations of a shard."""
     return QueueShard(queue_keys(namespace, shard), shard.shard, streams, hand)
 
 
@@ -110,28 +113,40 @@ class QueueWriter:
         reply: Reply = Appended(batch.last, 0)
         is_new, first, added = False, batch.first, 0
         for start in range(0, max(1, len(batch.messages)), ITEMS):
-            some = batch.messages[start : start + ITEMS]
+            messages = batch.messages[start : start + ITEMS]
             is_final = start + ITEMS >= len(batch.messages)
-            last = batch.last if is_final or not batch.last else some[-1].offset
-            answer = self._run(self._write(batch, first, last, some))
+            last = batch.last if is_final or not batch.last else messages[-1].offset
+            answer = self._run(self._write(batch, first, last, messages))
             reply = parse_reply(_as_log(answer), f"writing to {self._shard}")
             if not isinstance(reply, Appended):
                 break
             added += reply.added
             is_new = is_new or bool(answer[3])
-            results += [_result(*pair) for pair in zip(some, answer[4:], strict=False)]
+            results += [_result(*pair) for pair in zip(messages, answer[4:], strict=False)]
             reply = Appended(reply.tail, added)
             first = Offset(last + 1)
         return BatchWritten(reply, results, is_new)
 
-    def _write(self, batch: QueueBatch, first: Offset, last: Offset, some: Sequence[QueuedRecord]) -> Steps[list[Any]]:
-        id_, at = batch.places[last - batch.first] if last else (0, 0)
-        begins = int(batch.begins and first == batch.first)
-        arguments: list[Argument] = [batch.epoch, first, last, begins, id_, at, self._streams]
-        for record in some:
+    def _write(
+        self, batch: QueueBatch, first: Offset, last: Offset, messages: Sequence[QueuedRecord]
+    ) -> Steps[list[Any]]:
+        id_, staged_us = batch.places[last - batch.first] if last else (0, 0)
+        may_begin = int(batch.begins and first == batch.first)
+        arguments: list[Argument] = [
+            batch.epoch,
+            first,
+            last,
+            may_begin,
+            id_,
+            staged_us,
+            self._streams,
+        ]
+        for record in messages:
             arguments += self._encode(record)
         return (
-            yield from self._own.call_limited("queue/pipeline/write", arguments, (self._log.stream, self._log.epoch))
+            yield from self._own.call_limited(
+                "queue/pipeline/write", arguments, (self._log.stream, self._log.epoch)
+            )
         )
 
     def _encode(self, record: QueuedRecord) -> tuple[Argument, ...]:
@@ -149,32 +164,35 @@ class QueueWriter:
         )
 
     def find_missing(self, ids: Sequence[RecordId]) -> list[RecordId]:
-        """Those of the records that the queue does not have.  Raises ``ServerUnavailable`` or ``ForeignQueue``."""
-        arguments = [str(each) for each in ids]
+        """Returns those of the records that the queue does not have.
+
+        Raises ``ServerUnavailable`` or ``ForeignQueue``.
+        """
+        arguments = [str(id_) for id_ in ids]
         reply = self._run(self._own.call("queue/pipeline/missing", arguments, (self._log.stream,)))
-        return [RecordId(int(each)) for each in reply[2:]]
+        return [RecordId(int(id_)) for id_ in reply[2:]]
 
     def keep_limits(self) -> None:
-        """Declares the limits that are to hold, unless they do.  Raises as ``find_missing``."""
+        """Declares the limits that apply, unless they are declared.  Raises as ``find_missing``."""
         self._run(self._own.keep_limits())
 
     def has_released(self, record: RecordId) -> bool:
-        """True if the queue has a record's message, and that message no longer has its unique name.
+        """Returns whether the queue has a record's message, without its unique name.
 
         Raises as ``find_missing``.
         """
-        found = self._run(self._own.explain(str(record)))
-        return found is not None and found["has_name"] == "0.000"
+        facts = self._run(self._own.explain(str(record)))
+        return facts is not None and facts["has_name"] == "0.000"
 
     def delete(self, records: Sequence[RecordId]) -> None:
-        """Deletes the messages of records, whatever their state; the holder of a lease finds it stale.
+        """Deletes the messages of records in any state; a lease's holder finds it stale.
 
         Raises as ``find_missing``.
         """
-        self._run(self._own.delete([str(each) for each in records]))
+        self._run(self._own.delete([str(id_) for id_ in records]))
 
     def sweep(self) -> None:
-        """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+        """Dead-letters late messages, shrinks the queue if it can, and rebuilds missing parts.
 
         Raises as ``find_missing``.
         """
@@ -185,7 +203,7 @@ class QueueWriter:
 
 
 def _as_log(answer: list[Any]) -> Any:
-    """The reply as a log's script gives it."""
+    """Returns the reply in the form of a log's script."""
     match answer[0]:
         case b"appended":
             return answer[:3]
@@ -193,16 +211,17 @@ def _as_log(answer: list[Any]) -> Any:
             return [b"foreign", *answer[1:]]
         case b"damaged":
             raise QueueDamaged(
-                "no stream of the queue can be written: all their keys hold other types; rename what is there"
+                "no stream of the queue can be written: all their keys hold other types; rename "
+                "what is there"
             )
         case _:
             return answer
 
 
 def _result(record: QueuedRecord, answer: bytes) -> Result:
-    word, _, rest = as_text(answer).partition(" ")
+    word, _, holder = as_text(answer).partition(" ")
     match word:
         case "duplicate" | "windowed":
-            return Result(record, "duplicate", rest, word == "windowed")
+            return Result(record, "duplicate", holder, word == "windowed")
         case _:
             return Result(record, word)

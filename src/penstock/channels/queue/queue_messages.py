@@ -5,15 +5,26 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.declaring.unique import Priority, Unique, check_priority, check_times, check_unique, checked_text, utf8
+from penstock.declaring.unique import (
+    Priority,
+    Unique,
+    check_priority,
+    check_times,
+    check_unique,
+    checked_text,
+    utf8,
+)
 from penstock.errors import InvalidMessage, TenantFull
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
-"""Largest payload, and largest headers, in bytes."""
+"""Limits of the payload and of the headers, in bytes."""
 
 
 def new_id() -> str:
-    """A new id: 48 bits of milliseconds, then 80 random ones, in hexadecimal, so that ids sort by their time."""
+    """Returns a new id, such that ids sort by their time.
+
+    It has 48 bits of milliseconds, then 80 random ones, in hexadecimal.
+    """
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
@@ -31,8 +42,8 @@ class NewMessage:
         due: The moment from which it may be read, instead of ``delay_s``.
         deadline: The moment from which it is not handed over any more, but dead-lettered.
         unique: A name that no other message may have at the same time.
-        priority: Within the tenant: eight messages of ``high`` priority go for one of ``normal`` priority, eight of these for one
-            of ``low`` priority.
+        priority: Within the tenant: eight messages of ``high`` priority go for one of ``normal``
+            priority, eight of these for one of ``low`` priority.
     """
 
     tenant: str
@@ -61,7 +72,10 @@ class NewMessage:
     @staticmethod
     def _check_size(name: str, value: object, types: tuple[type, ...]) -> None:
         if not isinstance(value, types):
-            raise InvalidMessage(name, f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}")
+            raise InvalidMessage(
+                name,
+                f"is {type(value).__name__}; it takes {' or '.join(t.__name__ for t in types)}",
+            )
         size = len(value if isinstance(value, bytes) else utf8(name, str(value)))
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidMessage(
@@ -72,7 +86,7 @@ class NewMessage:
 
 
 def checked_count(count: int) -> None:
-    """Checks how many messages are asked for.  Raises ``InvalidMessage``."""
+    """Checks how many messages are requested.  Raises ``InvalidMessage``."""
     if count < 1:
         raise InvalidMessage("count", f"is {count}; it takes 1 to 100")
 
@@ -85,7 +99,8 @@ class Written:
         id: Its id.
         is_new: Whether this call wrote it.
         duplicate_of: The message that holds its unique name; it was not written.
-        refused: Why it was not written: its tenant has no room, or another tenant's message has its id.
+        refused: Why it was not written: its tenant has no room, or another tenant's message has its
+            id.
     """
 
     id: str
@@ -95,7 +110,7 @@ class Written:
 
     @property
     def is_kept(self) -> bool:
-        """True if the queue has the message, or had it before."""
+        """Returns whether the queue has the message, or had it before."""
         return self.duplicate_of is None and self.refused is None
 
 
@@ -109,11 +124,13 @@ class Message:
         tenant: Whose it is.
         key: Its key within the tenant.
         attempts: How many times it was handed over, this time included.
-        since_ms: When it was written, or due if later: milliseconds since 1970, by the queue's clock.
+        since_ms: When it was written, or due if later: milliseconds since 1970, by the queue's
+            clock.
         deadline_ms: Its deadline, likewise; 0 if it has none.
         payload: The payload.
         headers: The headers.
-        is_alone: Whether its last reader may have died of it, so that this one takes no other beside it.
+        is_alone: Whether its last reader may have died of it, so that this one takes no other
+            beside it.
     """
 
     shard: int

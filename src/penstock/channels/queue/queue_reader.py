@@ -1,6 +1,7 @@
 """Reading a queue: a round over the shards that does not wait, then a wait to be woken.
 
-To be woken is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something falls due.
+To be woken is a hint and a poll is the truth: a wait ends after ``MAX_WAIT_S``, or when something
+falls due.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 class _Lease(Generic[C, R]):
-    """The operations of the lease of a message."""
+    """Operations of the lease of a message."""
 
     def __init__(self, reader: R, client: C, held: Held) -> None:
         """Made by a reader."""
@@ -45,19 +46,23 @@ class _Lease(Generic[C, R]):
 
     @property
     def is_stale(self) -> bool:
-        """True if the lease was found to have ended: its settlement will be refused."""
+        """Returns whether the lease was found to have ended: its settlement will be refused."""
         return self.held.is_stale
 
     def begin(self) -> None:
-        """The work begins only now: the tenant is charged, and the time limit counts, from here."""
+        """Notes that the work begins only now.
+
+        The tenant is charged, and the time limit counts, from here.
+        """
         self.held.begin()
 
     @both
     def done(self, *, seconds: float | None = None) -> Steps[None]:
-        """The work is done: the message leaves the queue.
+        """Settles the message as done: it leaves the queue.
 
         Args:
-            seconds: How long it took, which the tenant is charged; by default since ``begin``, or since it was read.
+            seconds: How long it took, which the tenant is charged; by default since ``begin``, or
+                since it was read.
 
         Raises:
             StaleLease: The lease has ended.
@@ -66,7 +71,10 @@ class _Lease(Generic[C, R]):
 
     @both
     def fail(self, reason: str, *, delay_s: float | None = None) -> Steps[None]:
-        """The work has failed: another attempt, after ``delay_s`` or a growing random pause; after the last, a dead letter.
+        """Settles the message as failed: it gets another attempt, or becomes a dead letter.
+
+        The attempt is after ``delay_s``, or a growing random pause; after the last, it is a dead
+        letter.
 
         Raises:
             StaleLease: The lease has ended.
@@ -75,17 +83,23 @@ class _Lease(Generic[C, R]):
 
     @both
     def snooze(self, delay_s: float) -> Steps[None]:
-        """Another time, after ``delay_s``; this attempt does not count.  Raises ``StaleLease``."""
+        """Returns the message for another time, after ``delay_s``; this attempt does not count.
+
+        Raises ``StaleLease``.
+        """
         yield from self._settle(self.held.settlement("snooze", delay_s=delay_s))
 
     @both
     def release(self) -> Steps[None]:
-        """The work was not begun: the message goes back where it was.  Raises ``StaleLease``."""
+        """Returns the message, whose work was not begun, to its place.  Raises ``StaleLease``."""
         yield from self._settle(self.held.settlement("release"))
 
     @both
     def dead(self, reason: str) -> Steps[None]:
-        """No further attempt: a dead letter.  Raises ``StaleLease``."""
+        """Settles the message as a dead letter, without a further attempt.
+
+        Raises ``StaleLease``.
+        """
         yield from self._settle(self.held.settlement("dead", reason=reason))
 
     def _failed(self, reason: str, delay_s: float | None = None) -> Settlement:
@@ -96,7 +110,7 @@ class _Lease(Generic[C, R]):
             raise stale(self.held)
 
     def _end(self, error: BaseException | None) -> Steps[None]:
-        """The end of a ``with`` block."""
+        """Settles the message at the end of a ``with`` block."""
         if error is None:
             yield from self._settle(self.held.settlement("done"))
         elif isinstance(error, Exception):
@@ -108,13 +122,15 @@ class _Lease(Generic[C, R]):
 class Lease(_Lease[RedisClient, "QueueReader"], Blocking):
     """A message, and the right to work on it.
 
-    As a context manager it begins the work; it ends ``done``, or, after an exception, with another attempt.
+    As a context manager it begins the work; it ends ``done``, or, after an exception, with another
+    attempt.
     """
 
     def confirm(self) -> bool:
-        """True if the lease is still ours, within its time limit; the queue is asked, and extends one of which half is over.
+        """Returns whether the lease is still ours, within its time limit.
 
-        If the queue cannot be asked, what is known says it: a lease that was extended half its time ago cannot have ended yet.
+        Asks the queue, and extends a lease of which half is over.  If the queue cannot be asked, a
+        lease that was extended less than half its time ago counts as ours.
         """
         return self._reader.confirm(self)
 
@@ -138,7 +154,7 @@ class AsyncLease(_Lease[AsyncRedisClient, "AsyncQueueReader"], Asynchronous):
 
 
 class _QueueReader(Generic[C, L]):
-    """The operations of a reader."""
+    """Operations of a reader."""
 
     _lease: Callable[[Any, C, Held], L]
 
@@ -162,8 +178,10 @@ class _QueueReader(Generic[C, L]):
             worker: Name of this reader; no other has it.
             heartbeat: The client of the thread that extends leases.
             adopts: A plain stream that is moved into the queue on the way, until it is empty.
-            on_error: Called with the number of a shard that cannot be read, and why; without it, ``read`` raises the error.
-            unusable: Where the caller keeps the shards that cannot be read; by default a book of the reader's own.
+            on_error: Called with the number of a shard that cannot be read, and why; without it,
+                ``read`` raises the error.
+            unusable: Where the caller keeps the shards that cannot be read; by default a book of
+                the reader's own.
             options: See ``ReaderOptions``.
 
         Raises:
@@ -176,27 +194,32 @@ class _QueueReader(Generic[C, L]):
             PROCESS.add(self._book)
         is_cluster = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
         unusable = UnusableShards() if unusable is None else unusable
-        self._rounds = Rounds(shape, worker, self.options, self._book, unusable, on_error, is_cluster)
+        self._rounds = Rounds(
+            shape, worker, self.options, self._book, unusable, on_error, is_cluster
+        )
         self._heartbeat = LeaseHeartbeat(self._book, self.options.lease_s, self._extend)
-        # Handed over, but not returned, since a later shard of the round has failed: for the next read.
+        # Handed over, but not returned, since a later shard of the round has failed: for the next
+        # read.
         self._found: list[L] = []
         self._is_stopped = self._is_closed = False
         self._adopts, self._adopt_at = adopts, 0.0
 
     @property
     def worker(self) -> str:
-        """Name of this reader."""
+        """Returns the name of this reader."""
         return self._rounds.worker
 
     @both
     def read(self, count: int = 1, *, block_s: float = 0.0) -> Steps[list[L]]:
-        """The next messages, at most ``count`` and 100; waits for the first one for ``block_s``.
+        """Returns the next messages, at most ``count`` and 100; waits up to ``block_s`` for one.
 
-        A shard that cannot be read does not stop the others: it is left out, and tried again every few seconds.  Its error
-        is raised by a ``read`` that finds nothing in the others, once for each time that it was tried.
+        A shard that cannot be read does not stop the others: it is left out, and tried again every
+        few seconds.  Its error is raised by a ``read`` that finds nothing in the others, once for
+        each time that it was tried.
 
         Raises:
-            ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have taken.
+            ServerUnavailable: Redis does not answer; a later ``read`` gets what this one may have
+                taken.
             ForeignQueue: A key of a shard holds something else.
             ValueError: The reader is closed.
         """
@@ -208,26 +231,29 @@ class _QueueReader(Generic[C, L]):
         if block_s > 0 and self._adopts is None and not self._found and self._rounds.is_quiet():
             yield from self._wait(self._rounds.wait_s(block_s))
         while True:
-            if found := (yield from self._round(count)):
-                return found
-            left = until - monotonic()
-            if left <= 0 or self._is_stopped:
+            if leases := (yield from self._round(count)):
+                return leases
+            remaining_s = until - monotonic()
+            if remaining_s <= 0 or self._is_stopped:
                 return []
-            yield from self._wait(self._rounds.wait_s(left))
+            yield from self._wait(self._rounds.wait_s(remaining_s))
 
     def _adopt(self, plain: PlainStream) -> Steps[None]:
-        """Moves the next entries of the plain stream; after one that cannot be moved, or if there was none, pauses."""
+        """Moves the next entries of the plain stream.
+
+        Pauses after an entry that cannot be moved, or if there was none.
+        """
         try:
-            moved = yield from adopt(plain, self._rounds.shape)
+            adopted = yield from adopt(plain, self._rounds.shape)
         except (InvalidMessage, TenantFull) as error:
             log.warning("entry not adopted", stream=plain.key, reason=str(error))
-            moved = 0
-        if moved is None:
+            adopted = 0
+        if adopted is None:
             self._adopts = None
-        self._adopt_at = monotonic() + (0.0 if moved else SWEEP_EVERY_S)
+        self._adopt_at = monotonic() + (0.0 if adopted else SWEEP_EVERY_S)
 
     def _round(self, count: int) -> Steps[list[L]]:
-        """Messages available now."""
+        """Returns the messages available now."""
         if self._adopts is not None and monotonic() >= self._adopt_at:
             yield from self._adopt(self._adopts)
         is_sweep_due = self._rounds.is_sweep_due()
@@ -237,10 +263,10 @@ class _QueueReader(Generic[C, L]):
                     yield from self._sweep(shard, SWEEP_EVERY_S)
                 if len(self._found) < count:
                     yield from self._take(shard, count - len(self._found))
-        found, self._found = self._found[:count], self._found[count:]
-        if not found:
+        leases, self._found = self._found[:count], self._found[count:]
+        if not leases:
             self._rounds.raise_error()
-        return found
+        return leases
 
     def _take(self, shard: QueueShard, count: int) -> Steps[None]:
         if not self.options.isolates:
@@ -249,15 +275,15 @@ class _QueueReader(Generic[C, L]):
         while not (taking := PROCESS.taking).acquire(blocking=False):
             yield Sleep(TAKING_PAUSE_S)
         try:
-            if not any(held.message.is_alone for held in PROCESS.held()):
+            if not any(lease.message.is_alone for lease in PROCESS.held()):
                 yield from self._take_now(shard, count)
         finally:
             taking.release()
 
     def _take_now(self, shard: QueueShard, count: int) -> Steps[None]:
-        taken = yield from self._run(shard, self._rounds.take(shard, count), "reading")
-        good, exhausted = self._rounds.taken(shard, taken)
-        self._found += [self._lease(self, self._client, held) for held in good]
+        messages = yield from self._run(shard, self._rounds.take(shard, count), "reading")
+        good, exhausted = self._rounds.taken(shard, messages)
+        self._found += [self._lease(self, self._client, lease) for lease in good]
         yield from self._settle(exhausted, self._rounds.exhausted(exhausted))
 
     def _wait(self, seconds: float) -> Steps[None]:
@@ -280,40 +306,61 @@ class _QueueReader(Generic[C, L]):
             ServerUnavailable: Redis does not answer; settling again is safe.
             ForeignQueue: A key of a shard holds something else.
         """
-        return (yield from self._settle([lease.held for lease, _ in leases], [end for _, end in leases]))
+        return (
+            yield from self._settle([lease.held for lease, _ in leases], [end for _, end in leases])
+        )
 
     @both
     def done(self, leases: Sequence[L]) -> Steps[list[bool]]:
-        """The work on several messages is done; False for each that is stale.  Raises as ``settle``."""
-        held = [lease.held for lease in leases]
-        return (yield from self._settle(held, [each.settlement("done") for each in held]))
+        """Settles several messages as done; False for each stale one.  Raises as ``settle``."""
+        held_leases = [lease.held for lease in leases]
+        return (
+            yield from self._settle(
+                held_leases, [lease.settlement("done") for lease in held_leases]
+            )
+        )
 
-    def _settle(self, held: Sequence[Held], settlements: Sequence[Settlement]) -> Steps[list[bool]]:
+    def _settle(
+        self, leases: Sequence[Held], settlements: Sequence[Settlement]
+    ) -> Steps[list[bool]]:
         results: dict[tuple[int, str], bool] = {}
         failure: PenstockError | None = None
-        for shard, some in self._rounds.by_shard(held, settlements):
+        for shard, shard_settlements in self._rounds.by_shard(leases, settlements):
             try:
-                answers = yield from self._run(shard, shard.settle(some), "settling leases of")
+                answers = yield from self._run(
+                    shard, shard.settle(shard_settlements), "settling leases of"
+                )
             except PenstockError as error:  # those of the others are settled
                 failure = failure or error
                 continue
-            results |= {(shard.number, each.id): answer for each, answer in zip(some, answers, strict=True)}
-        self._book.remove([each for each in held if each.place in results])
+            results |= {
+                (shard.number, lease.id): answer
+                for lease, answer in zip(shard_settlements, answers, strict=True)
+            }
+        self._book.remove([lease for lease in leases if lease.place in results])
         if failure is not None:
             raise failure
-        return [results[each.place] for each in held]
+        return [results[lease.place] for lease in leases]
 
     @both
     def sweep(self) -> Steps[None]:
-        """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.  ``read`` does so now and then."""
+        """Dead-letters late messages, shrinks the queue if it can, and rebuilds missing parts.
+
+        ``read`` does so at intervals.
+        """
         for shard in self._rounds.shape.shards:
             yield from self._sweep(shard)
 
     def _sweep(self, shard: QueueShard, interval_s: float = 0.0) -> Steps[None]:
-        self._rounds.report_lost(shard, (yield from self._run(shard, shard.sweep(interval_s), "sweeping")))
+        self._rounds.report_lost(
+            shard, (yield from self._run(shard, shard.sweep(interval_s), "sweeping"))
+        )
 
     def stop(self) -> None:
-        """Lets a ``read`` that waits return, within a second; for another thread, or the handler of a signal."""
+        """Makes a waiting ``read`` return, within a second.
+
+        It is for another thread, or the handler of a signal.
+        """
         self._is_stopped = True
 
     def _stop(self) -> None:
@@ -322,10 +369,10 @@ class _QueueReader(Generic[C, L]):
         self._heartbeat.stop()
 
     def _give_back(self) -> Steps[None]:
-        held = self._book.all()
-        for each in held:
-            each.is_stale = True  # for a thread that works on one of them still
-        yield from self._settle(held, [each.settlement("release") for each in held])
+        leases = self._book.all()
+        for lease in leases:
+            lease.is_stale = True  # for a thread that works on one of them still
+        yield from self._settle(leases, [lease.settlement("release") for lease in leases])
         for shard in self._rounds.read_shards:
             with redis_errors("closing a reader"):
                 yield self._forgetting(shard.keys.takes)
@@ -334,70 +381,81 @@ class _QueueReader(Generic[C, L]):
         return lambda client: client.hdel(takes, self._rounds.worker)
 
     def _extend(self, shard: int, leases: list[tuple[str, str]]) -> list[bool]:
-        of = self._rounds.shape.shards[shard]
+        queue_shard = self._rounds.shape.shards[shard]
         return drive(
-            self._heartbeat_client, self._run(of, of.extend(leases, self.options.lease_s), "extending leases of")
+            self._heartbeat_client,
+            self._run(
+                queue_shard, queue_shard.extend(leases, self.options.lease_s), "extending leases of"
+            ),
         )
 
-    def _run(self, shard: QueueShard, steps: Steps[T], what: str) -> Steps[T]:
-        return translated(steps, f"{what} {self._rounds.name(shard)}")
+    def _run(self, shard: QueueShard, steps: Steps[T], activity: str) -> Steps[T]:
+        return translated(steps, f"{activity} {self._rounds.name(shard)}")
 
 
 class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
     """Reads a queue, for one thread; it is also a context manager.
 
-    Leases are extended by a thread of their own until they are settled.  ``close`` gives back what was not settled.
+    Leases are extended by a thread of their own until they are settled.  ``close`` gives back what
+    was not settled.
     """
 
     _lease = Lease
 
-    def __init__(self, client: RedisClient, shape: QueueShape, *, worker: str, **options: Any) -> None:
+    def __init__(
+        self, client: RedisClient, shape: QueueShape, *, worker: str, **options: Any
+    ) -> None:
         super().__init__(client, shape, worker=worker, heartbeat=client, **options)
 
     def leave_out(self, shards: Collection[int]) -> None:
-        """Reads these shards no more, until this is called again."""
+        """Stops reading these shards, until this is called again."""
         self._rounds.leave_out(frozenset(shards))
 
     def confirm(self, lease: Lease) -> bool:
-        """See ``Lease.confirm``."""
+        """Returns whether a lease is still ours: see ``Lease.confirm``."""
         return self.confirm_all([lease])[0]
 
     def confirm_all(self, leases: Sequence[Lease]) -> list[bool]:
-        """As ``Lease.confirm``, of several leases: those of a shard in one call."""
+        """Returns which leases are still ours; it asks for those of a shard in one call."""
         asked_at = monotonic()
         groups: dict[tuple[int, bool], list[Held]] = {}
-        for held in (lease.held for lease in leases):
-            if not held.is_stale and asked_at - held.begun_at <= self.options.limit_s:
-                is_new = asked_at - held.extended_at < self.options.lease_s / 2
-                groups.setdefault((held.message.shard, is_new), []).append(held)
+        for record in (lease.held for lease in leases):
+            if not record.is_stale and asked_at - record.begun_at <= self.options.limit_s:
+                is_new = asked_at - record.extended_at < self.options.lease_s / 2
+                groups.setdefault((record.message.shard, is_new), []).append(record)
         ours: dict[tuple[int, str], bool] = {}
-        for (shard, is_new), some in groups.items():
-            answers = self._confirm(shard, some, asked_at, is_new=is_new)
-            ours.update(zip((held.place for held in some), answers, strict=True))
+        for (shard, is_new), records in groups.items():
+            answers = self._confirm(shard, records, asked_at, is_new=is_new)
+            ours.update(zip((record.place for record in records), answers, strict=True))
         return [ours.get(lease.held.place, False) for lease in leases]
 
-    def _confirm(self, number: int, leases: Sequence[Held], asked_at: float, *, is_new: bool) -> list[bool]:
+    def _confirm(
+        self, number: int, leases: Sequence[Held], asked_at: float, *, is_new: bool
+    ) -> list[bool]:
         """Asks a shard for leases, and extends them unless they are new."""
-        shard, pairs = self._rounds.shape.shards[number], [(held.message.id, held.token) for held in leases]
+        shard = self._rounds.shape.shards[number]
+        pairs = [(record.message.id, record.token) for record in leases]
         try:
             if is_new:
-                answers = self._drive(self._run(shard, shard.confirm(pairs), "confirming leases of"))
+                answers = self._drive(
+                    self._run(shard, shard.confirm(pairs), "confirming leases of")
+                )
             else:
                 answers = self._extend(number, pairs)
-                for held in leases:
-                    held.extended_at = asked_at
+                for record in leases:
+                    record.extended_at = asked_at
         except (ServerUnavailable, *UNUSABLE):
             return [is_new] * len(leases)
-        for held, is_ours in zip(leases, answers, strict=True):
-            held.is_stale = not is_ours
+        for record, is_ours in zip(leases, answers, strict=True):
+            record.is_stale = not is_ours
         return answers
 
     def forget(self, leases: Sequence[Lease]) -> None:
-        """Extends leases no more; they end by themselves."""
+        """Stops extending leases; they end by themselves."""
         self._book.remove([lease.held for lease in leases])
 
     def close(self) -> None:
-        """Ends the heartbeat, and gives back at once what was not settled.
+        """Ends the heartbeat, and returns unsettled messages at once.
 
         Raises:
             ServerUnavailable: Redis does not answer; leases then end by themselves.
@@ -418,7 +476,7 @@ class AsyncQueueReader(_QueueReader[AsyncRedisClient, AsyncLease], Asynchronous)
     _lease = AsyncLease
 
     async def aclose(self) -> None:
-        """As ``QueueReader.close``."""
+        """Closes as ``QueueReader.close``."""
         await asyncio.to_thread(self._stop)
         await self._drive(self._give_back())
 

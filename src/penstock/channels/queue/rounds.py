@@ -21,7 +21,7 @@ from penstock.records import Shard, ShardName
 log = structlog.get_logger("penstock.queue")
 
 MAX_WAIT_S = 1.0
-"""Longest wait to be woken, in seconds."""
+"""Longest wait for a wake-up, in seconds."""
 
 CLUSTER_POLL_S = 0.02
 """Pause between two rounds over shards on several servers of a Cluster, in seconds."""
@@ -30,7 +30,7 @@ SWEEP_EVERY_S = 1.0
 """Interval between two sweeps of a queue, whichever of its readers sweeps it, in seconds."""
 
 UNAVAILABLE_PAUSE_S = 1.0
-"""Seconds until a shard is tried again whose server in a Cluster does not answer."""
+"""Seconds until a shard is tried again after its server in a Cluster did not answer."""
 
 LEFT_OUT_S = 0.1
 """Pause between two rounds of a reader that has no shard to read, in seconds."""
@@ -45,26 +45,30 @@ MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0
 class ReaderOptions:
     """Options of a reader."""
 
-    # how long a message is this reader's, in seconds, without a heartbeat: the time after which another has it if this process
-    # dies
+    # how long a message is this reader's, in seconds, without a heartbeat: the time after which
+    # another has it if this process dies
     lease_s: float = 30.0
     # longest time that the work on a message may take, in seconds: its lease is not extended beyond
     limit_s: float = 300.0
     attempts: int = 5  # so many times a message is handed over before it is dead-lettered
     # a stream whose messages come first, as long as no tenant waits longer for it than one message
     preferred: int | None = None
-    # whether a message is taken alone if its last reader may have died of it; then that attempt counts, and others' do not
+    # whether a message is taken alone if its last reader may have died of it; then that attempt
+    # counts, and others' do not
     isolates: bool = False
 
     def __post_init__(self) -> None:
         """Checks the options."""
         if not MIN_LEASE_S <= self.lease_s <= MAX_LEASE_S:
-            raise DeclarationError(f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
+            raise DeclarationError(
+                f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds"
+            )
         if not self.limit_s > 0 or self.attempts < 1:
             raise DeclarationError("limit_s and attempts take more than 0")
         if self.preferred is not None and not 0 <= self.preferred < MAX_STREAMS:
             raise DeclarationError(
-                f"preferred is {self.preferred}; it takes the number of a stream, 0 to {MAX_STREAMS - 1}"
+                f"preferred is {self.preferred}; it takes the number of a stream, 0 to "
+                f"{MAX_STREAMS - 1}"
             )
 
 
@@ -77,7 +81,8 @@ class Rounds:
     options: ReaderOptions
     book: LeaseBook
     unusable: UnusableShards = field(default_factory=UnusableShards)  # shards that have failed
-    # called with each shard that fails; None lets a round raise their errors when it has found nothing
+    # called with each shard that fails; None lets a round raise their errors when it has found
+    # nothing
     on_error: OnError | None = None
     is_cluster: bool = False  # whether shards are on several servers, of which one may be away
     # the request of each shard, and when it was first sent: one whose reply was lost is repeated
@@ -92,22 +97,26 @@ class Rounds:
     _unread: int = 1
 
     def begin(self) -> list[QueueShard]:
-        """Begins a round: the shards in the order of this round; none is always first."""
+        """Begins a round; returns the shards in its order, such that none is always first."""
         self.due_at = inf
         self._start += 1
-        at = self._start % len(self.shape.shards)
-        every = self.shape.shards[at:] + self.shape.shards[:at]
-        read = [shard for shard in every if self._is_read(shard.number)]
+        start = self._start % len(self.shape.shards)
+        rotated = self.shape.shards[start:] + self.shape.shards[:start]
+        read = [shard for shard in rotated if self._is_read(shard.number)]
         self._unread = len(read)
         return read
 
     def leave_out(self, shards: frozenset[int]) -> None:
-        """Reads these shards no more, and others again at the next round."""
+        """Stops reading these shards; others are read again at the next round."""
         if shards != self.left_out:
             self.left_out, self.due_at = shards, 0.0
 
     def is_quiet(self) -> bool:
-        """True if the last round has left nothing in any shard, nothing has been due since, and what comes wakes a reader."""
+        """Returns whether waiting suffices.
+
+        That is so if the last round left nothing in any shard, nothing has been due since, and a
+        new message wakes a reader.
+        """
         return self._unread == 0 and self.due_at > monotonic() and self.pause_s(0.0) is None
 
     def _is_read(self, number: int) -> bool:
@@ -115,7 +124,7 @@ class Rounds:
 
     @contextmanager
     def trying(self, shard: QueueShard) -> Iterator[None]:
-        """Leaves a shard out for a while if it cannot be read, so that the others are.
+        """Leaves a shard out for a while if it cannot be read, so that the others are read.
 
         Raises ``ServerUnavailable``.
         """
@@ -147,12 +156,14 @@ class Rounds:
             raise self._errors.pop(number)
 
     def take(self, shard: QueueShard, count: int) -> Steps[TakenMessages]:
-        """The operation that takes messages of a shard."""
+        """Returns the operation that takes messages of a shard."""
         company = None
         if self.options.isolates:
-            company = Company(len(PROCESS.held()), PROCESS.readers > 1 or len(self.shape.shards) > 1)
-        made = f"{self.worker}/{shard.number}/{next(self._numbers)}", monotonic()
-        request, _ = self.requests.setdefault(shard.number, made)
+            company = Company(
+                len(PROCESS.held()), PROCESS.readers > 1 or len(self.shape.shards) > 1
+            )
+        request_made = f"{self.worker}/{shard.number}/{next(self._numbers)}", monotonic()
+        request, _ = self.requests.setdefault(shard.number, request_made)
         return shard.take(
             request,
             self.worker,
@@ -162,44 +173,51 @@ class Rounds:
             company=company,
         )
 
-    def taken(self, shard: QueueShard, taken: TakenMessages) -> tuple[list[Held], list[Held]]:
-        """Keeps what a shard has given: messages to work on, and those that were handed over too often."""
+    def taken(self, shard: QueueShard, messages: TakenMessages) -> tuple[list[Held], list[Held]]:
+        """Keeps the messages of a shard; returns those to work on, and the exhausted ones.
+
+        Exhausted are messages that were handed over too often.
+        """
         request, asked_at = self.requests.pop(shard.number)
         self.seen.add(shard.number)
         self._unread -= 1
-        if taken.due_s is not None:
-            self.due_at = min(self.due_at, monotonic() + taken.due_s)
-        self.report_lost(shard, taken.lost)
-        held = [Held(message, request, extended_at=asked_at) for message in taken.messages]
-        self.book.add(held)
-        good = [each for each in held if each.message.attempts <= self.options.attempts]
-        return good, [each for each in held if each.message.attempts > self.options.attempts]
+        if messages.due_s is not None:
+            self.due_at = min(self.due_at, monotonic() + messages.due_s)
+        self.report_lost(shard, messages.lost)
+        leases = [Held(message, request, extended_at=asked_at) for message in messages.messages]
+        self.book.add(leases)
+        good = [lease for lease in leases if lease.message.attempts <= self.options.attempts]
+        return good, [lease for lease in leases if lease.message.attempts > self.options.attempts]
 
     def by_shard(
-        self, held: Sequence[Held], settlements: Sequence[Settlement]
+        self, leases: Sequence[Held], settlements: Sequence[Settlement]
     ) -> Iterator[tuple[QueueShard, list[Settlement]]]:
-        """The settlements of each shard that has some."""
+        """Yields the settlements of each shard that has some."""
         for shard in self.shape.shards:
-            of = [end for each, end in zip(held, settlements, strict=True) if each.message.shard == shard.number]
-            if of:
-                yield shard, of
+            shard_settlements = [
+                end
+                for lease, end in zip(leases, settlements, strict=True)
+                if lease.message.shard == shard.number
+            ]
+            if shard_settlements:
+                yield shard, shard_settlements
 
     def name(self, shard: QueueShard) -> str:
-        """A shard's name in error texts."""
+        """Returns a shard's name in error texts."""
         return f"queue {self.shape.name}/{shard.number}"
 
     def report_lost(self, shard: QueueShard, lost: int) -> None:
         """Logs that messages are lost."""
         if lost:
-            where, why = f"{self.shape.name}/{shard.number}", "their bodies were deleted from Redis"
-            log.error("messages lost", reason=why, shard=where, count=lost)
+            name, why = f"{self.shape.name}/{shard.number}", "their bodies were deleted from Redis"
+            log.error("messages lost", reason=why, shard=name, count=lost)
 
-    def wait_s(self, left: float) -> float:
-        """Seconds to wait before the next round."""
-        return max(0.0, min(left, MAX_WAIT_S, self.due_at - monotonic()))
+    def wait_s(self, remaining_s: float) -> float:
+        """Returns the seconds to wait before the next round."""
+        return max(0.0, min(remaining_s, MAX_WAIT_S, self.due_at - monotonic()))
 
     def is_sweep_due(self) -> bool:
-        """True if the queue is to be swept; notes that it is."""
+        """Returns whether the queue is to be swept, and notes that it is."""
         is_due = monotonic() >= self.sweep_at
         if is_due:
             self.sweep_at = monotonic() + SWEEP_EVERY_S
@@ -207,22 +225,37 @@ class Rounds:
 
     @property
     def read_shards(self) -> list[QueueShard]:
-        """The shards that have been read, and whose keys can be used."""
-        return [self.shape.shards[number] for number in self.seen if self._place(number) not in self.unusable]
+        """Returns the shards that have been read, and whose keys can be used."""
+        return [
+            self.shape.shards[number]
+            for number in self.seen
+            if self._place(number) not in self.unusable
+        ]
 
     def wakes(self) -> list[str]:
-        """The lists on which to wait."""
-        return [self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)]
+        """Returns the lists on which to wait."""
+        return [
+            self.shape.shards[number].keys.wakes for number in self.seen if self._is_read(number)
+        ]
 
     def pause_s(self, seconds: float) -> float | None:
-        """Seconds to pause instead of waiting to be woken; None if there is a list to wait on."""
+        """Returns seconds to pause instead of waiting for a wake-up.
+
+        Returns None if there is a list to wait on.
+        """
         wakes = len(self.wakes())
         if not wakes:
             return min(seconds, LEFT_OUT_S)
         return min(seconds, CLUSTER_POLL_S) if self.is_cluster and wakes > 1 else None
 
-    def exhausted(self, held: Sequence[Held]) -> list[Settlement]:
-        """Dead-letters messages that were handed over too often: the work on them ended each time without an outcome."""
+    def exhausted(self, leases: Sequence[Held]) -> list[Settlement]:
+        """Dead-letters messages that were handed over too often.
+
+        The work on them ended each time without an outcome.
+        """
         attempts = self.options.attempts
-        reason = f"handed over {format_count(attempts, 'time')}, and never settled: its readers died or hung"
-        return [each.settlement("dead", reason=reason, seconds=0.0) for each in held]
+        reason = (
+            f"handed over {format_count(attempts, 'time')}, and never settled: its readers died or "
+            "hung"
+        )
+        return [lease.settlement("dead", reason=reason, seconds=0.0) for lease in leases]

@@ -1,6 +1,7 @@
-"""One shard of a queue, without any input or output: which scripts to call, and what their replies say.
+"""One shard of a queue, without any input or output: which scripts to call, and their replies.
 
-Each operation is a generator of steps, so that a reply such as "the queue has grown" is handled in one place.
+Each operation is a generator of steps, so that a reply such as "the queue has grown" is handled in
+one place.
 """
 
 import re
@@ -18,7 +19,13 @@ from penstock.channels.queue.stats import parse_stats
 from penstock.channels.routing import QueueKeys, choose_hand, queue_keys
 from penstock.channels.scripts import Argument, Call, as_text, script
 from penstock.channels.server import REDIS_ERRORS, RedisFailure, translate_error
-from penstock.declaring.kinds import DEFAULT_HAND, MAX_SHARDS, MAX_STREAMS, checked_name, shard_for_key
+from penstock.declaring.kinds import (
+    DEFAULT_HAND,
+    MAX_SHARDS,
+    MAX_STREAMS,
+    checked_name,
+    shard_for_key,
+)
 from penstock.declaring.unique import TenantLimits, mark_key, name_within, unmark_key
 from penstock.errors import (
     AppendRefused,
@@ -33,56 +40,62 @@ from penstock.errors import (
 from penstock.records import Shard, ShardName
 
 ITEMS = 100
-"""Most messages in one call of a script: Redis serves no other client while a script runs."""
+"""Limit of messages in one call of a script: Redis serves no other client while a script runs."""
 
 BYTES = 1024 * 1024
-"""Bytes of payloads from which a call takes no further message."""
+"""Bytes of payloads after which a call takes no further message."""
 
 T = TypeVar("T")
 
 
 _MET_GARBAGE = re.compile(
-    "Bad data format|Missing bytes|attempt to|bad argument|is not an integer|not a valid float|is not a float"
+    "Bad data format|Missing bytes|attempt to|bad argument|is not an integer|not a valid float|is "
+    "not a float"
 )
-"""Lua errors that mean: this value was not written by Penstock."""
+"""Lua errors for a value that Penstock did not write."""
 
 
-def run(client: RedisClient, steps: Steps[T], what: str) -> T:
+def run(client: RedisClient, steps: Steps[T], activity: str) -> T:
     """Runs an operation on a client for threads; raises as ``translated``."""
-    return drive(client, translated(steps, what))
+    return drive(client, translated(steps, activity))
 
 
-def translated(steps: Steps[T], what: str) -> Steps[T]:
-    """An operation of a queue, with the client library's errors as ours; ``what`` is for their texts: ``reading receipts``.
+def translated(steps: Steps[T], activity: str) -> Steps[T]:
+    """Returns an operation of a queue, with the client library's errors as ours.
 
-    Raises ``ServerUnavailable``, ``AppendRefused`` or ``ForeignQueue``.
+    ``activity`` is for their texts: ``reading receipts``.  Raises ``ServerUnavailable``,
+    ``AppendRefused`` or ``ForeignQueue``.
     """
     try:
         return (yield from steps)
     except REDIS_ERRORS as error:
-        raise _translate(error, what) from error
+        raise _translate(error, activity) from error
 
 
-def _translate(error: RedisFailure, what: str) -> PenstockError:
-    translation = translate_error(error, what)
+def _translate(error: RedisFailure, activity: str) -> PenstockError:
+    translation = translate_error(error, activity)
     if isinstance(translation, ForeignLog):
         return ForeignQueue(
-            f"{what}: a key of the queue holds another type; `penstock doctor` and Queue.check() name it. "
+            f"{activity}: a key of the queue holds another type; `penstock doctor` and "
+            "Queue.check() name it. "
             "Rename it, or give the queue another name"
         )
     if isinstance(translation, AppendRefused) and _MET_GARBAGE.search(str(error)):
         return ForeignQueue(
-            f"{what}: a key of the queue holds values that Penstock did not write: {translation}. "
-            "Find out what writes there, rename the shard's keys, and the streamer writes again what is missing"
+            f"{activity}: a key of the queue holds values that Penstock did not write: "
+            f"{translation}. "
+            "Find out what writes there, rename the shard's keys, and the streamer writes again "
+            "what is missing"
         )
     return translation
 
 
 @dataclass(frozen=True, slots=True)
 class TakenMessages:
-    """Messages that a round has taken, which are now leased; and how many are lost, because their bodies were deleted.
+    """Messages that a round has leased, and the number of those without a body.
 
-    ``due_s`` are the seconds until something is due; None if nothing is.
+    Bodies of lost messages were deleted.  ``due_s`` are the seconds until something is due; None if
+    nothing is.
     """
 
     messages: list[Message]
@@ -92,7 +105,10 @@ class TakenMessages:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Messages that a reader's process has already, and whether it may get others by other calls."""
+    """Number of messages that a reader's process has, and whether others may come.
+
+    They would come by other calls.
+    """
 
     messages: int
     may_get_others: bool
@@ -111,7 +127,7 @@ class Settlement:
 
 
 class QueueShard:
-    """A shard of a queue.  ``streams`` is how many it has at least, as far as is known."""
+    """A shard of a queue; ``streams`` is its least known number of streams."""
 
     def __init__(self, keys: QueueKeys, number: int, streams: int, hand: int) -> None:
         self.keys = keys
@@ -122,13 +138,15 @@ class QueueShard:
         self._declared = streams
         self._hand = hand
 
-    def call(self, name: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
-        """Calls a script until its reply is about what was asked.  Raises ``ForeignQueue``.
+    def call(
+        self, name: str, arguments: Sequence[Argument], first_keys: Sequence[str] = ()
+    ) -> Steps[list[Any]]:
+        """Calls a script until its reply answers the call.  Raises ``ForeignQueue``.
 
-        ``before`` are keys that it declares before the queue's own.
+        ``first_keys`` are keys that it declares before the queue's own.
         """
         while True:
-            keys = [*before, *self.keys.all(self.streams)]
+            keys = [*first_keys, *self.keys.all(self.streams)]
             [reply] = yield from script(name).checked_steps([Call(keys, arguments)])
             match reply[0]:
                 case b"streams":
@@ -136,15 +154,19 @@ class QueueShard:
                 case b"lost":
                     yield from self.rebuild()
                 case b"foreign":
-                    raise ForeignQueue(f"{as_text(reply[1])} holds another format: this release reads queue.v2")
+                    raise ForeignQueue(
+                        f"{as_text(reply[1])} holds another format: this release reads queue.v2"
+                    )
                 case _:
                     return list(reply)
 
-    def call_limited(self, name: str, arguments: Sequence[Argument], before: Sequence[str] = ()) -> Steps[list[Any]]:
-        """As ``call``, of a script that does nothing under other limits than those that are declared: these are declared first."""
+    def call_limited(
+        self, name: str, arguments: Sequence[Argument], first_keys: Sequence[str] = ()
+    ) -> Steps[list[Any]]:
+        """Calls a script that works under the declared limits only, and declares them first."""
         while True:
             version = "*" if self.limits is None else self.limits.current.version
-            reply = yield from self.call(name, (version, *arguments), before)
+            reply = yield from self.call(name, (version, *arguments), first_keys)
             if self.limits is None or reply[0] != b"undeclared":
                 return reply
             yield from self._renew(self.limits)
@@ -164,7 +186,8 @@ class QueueShard:
             [reply] = yield from script("queue/rebuild").checked_steps([Call(keys, (start,))])
             if reply[0] == b"foreign":
                 raise ForeignQueue(
-                    f"{as_text(reply[1])} holds another type or format: rename it, and the queue rebuilds what it can"
+                    f"{as_text(reply[1])} holds another type or format: rename it, and the queue "
+                    "rebuilds what it can"
                 )
             if reply[0] != b"rebuilding":
                 return lost
@@ -173,13 +196,13 @@ class QueueShard:
     def write(self, messages: Sequence[NewMessage]) -> Steps[list[Written]]:
         """Writes messages; repeated, it changes nothing.  Raises ``QueueDamaged``."""
         written: list[Written] = []
-        for at in range(0, len(messages), ITEMS):
-            some = messages[at : at + ITEMS]
+        for begin in range(0, len(messages), ITEMS):
+            part = messages[begin : begin + ITEMS]
             arguments: list[Argument] = [self._declared]
-            for message in some:
+            for message in part:
                 arguments += self._encode(message)
             reply = yield from self.call("queue/write", arguments)
-            written += [_written(*pair) for pair in zip(some, reply[1:], strict=True)]
+            written += [_written(*pair) for pair in zip(part, reply[1:], strict=True)]
         return written
 
     def _encode(self, message: NewMessage) -> tuple[Argument, ...]:
@@ -213,7 +236,7 @@ class QueueShard:
         preferred: int | None = None,
         company: Company | None = None,
     ) -> Steps[TakenMessages]:
-        """Takes messages, each under a lease; repeated with the same ``request``, it returns the same.
+        """Takes messages, each under a lease; a repeated ``request`` returns the same messages.
 
         With ``company``, a message whose last reader may have died of it is taken alone.
         """
@@ -253,28 +276,28 @@ class QueueShard:
         )
 
     def settle(self, settlements: Sequence[Settlement]) -> Steps[list[bool]]:
-        """Settles leases; False for each that is stale."""
+        """Settles leases; returns False for each stale one."""
         settled: list[bool] = []
-        for at in range(0, len(settlements), ITEMS):
+        for begin in range(0, len(settlements), ITEMS):
             arguments: list[Argument] = []
-            for each in settlements[at : at + ITEMS]:
+            for settlement in settlements[begin : begin + ITEMS]:
                 arguments += (
-                    each.id,
-                    each.token,
-                    each.outcome,
-                    int(each.delay_s * 1000),
-                    f"{each.seconds:.6f}",
-                    each.reason,
+                    settlement.id,
+                    settlement.token,
+                    settlement.outcome,
+                    int(settlement.delay_s * 1000),
+                    f"{settlement.seconds:.6f}",
+                    settlement.reason,
                 )
             reply = yield from self.call("queue/settle", arguments)
             settled += [word == b"ok" for word in reply[1:]]
         return settled
 
     def extend(self, leases: Sequence[tuple[str, str]], lease_s: float) -> Steps[list[bool]]:
-        """Extends leases, given as ids and tokens; False for each that is stale."""
+        """Extends leases, given as ids and tokens; returns False for each stale one."""
         extended: list[bool] = []
-        for at in range(0, len(leases), ITEMS):
-            flat = [text for lease in leases[at : at + ITEMS] for text in lease]
+        for begin in range(0, len(leases), ITEMS):
+            flat = [text for lease in leases[begin : begin + ITEMS] for text in lease]
             reply = yield from self.call("queue/extend", (int(lease_s * 1000), *flat))
             extended += [word == b"ok" for word in reply[1:]]
         return extended
@@ -282,78 +305,94 @@ class QueueShard:
     def confirm(self, leases: Sequence[tuple[str, str]]) -> Steps[list[bool]]:
         """Returns for each lease, an id and a token, whether it is still held."""
         flat = [text for lease in leases for text in lease]
-        [words] = yield from script("queue/confirm").checked_steps([Call([self.keys.messages], flat)])
+        [words] = yield from script("queue/confirm").checked_steps(
+            [Call([self.keys.messages], flat)]
+        )
         return [word == b"ok" for word in words]
 
     def delete(self, ids: Sequence[str], tenant: str = "") -> Steps[list[str]]:
-        """Deletes messages, of one tenant alone if it is given; returns the state that each was in, or ``unknown``."""
+        """Deletes messages; returns the state that each was in, or ``unknown``.
+
+        With ``tenant``, deletes only that tenant's.
+        """
         deleted: list[str] = []
-        for at in range(0, len(ids), ITEMS):
-            reply = yield from self.call("queue/delete", (tenant, *ids[at : at + ITEMS]))
+        for begin in range(0, len(ids), ITEMS):
+            reply = yield from self.call("queue/delete", (tenant, *ids[begin : begin + ITEMS]))
             deleted += map(as_text, reply[1:])
         return deleted
 
     def redrive(self, ids: Sequence[str]) -> Steps[int]:
-        """Brings dead letters back; returns how many."""
+        """Returns dead letters to the queue; returns how many."""
         redriven = 0
-        for at in range(0, len(ids), ITEMS):
-            reply = yield from self.call("queue/redrive", ids[at : at + ITEMS])
+        for begin in range(0, len(ids), ITEMS):
+            reply = yield from self.call("queue/redrive", ids[begin : begin + ITEMS])
             redriven += reply[1:].count(b"ok")
         return redriven
 
     def dead(self, count: int) -> Steps[list[DeadMessage]]:
-        """Dead letters, oldest first."""
-        found: list[DeadMessage] = []
+        """Returns dead letters, oldest first."""
+        letters: list[DeadMessage] = []
         for first in range(0, count, ITEMS):
-            wanted = min(ITEMS, count - first)
-            reply = yield from self.call("queue/browse", (first, wanted))
-            found += [
-                DeadMessage(self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6]))
+            page_size = min(ITEMS, count - first)
+            reply = yield from self.call("queue/browse", (first, page_size))
+            letters += [
+                DeadMessage(
+                    self._message((*values[:5], 0, *values[7:])), int(values[5]), as_text(values[6])
+                )
                 for values in reply[1:]
             ]
-            if len(reply) <= wanted:
+            if len(reply) <= page_size:
                 break
-        return found
+        return letters
 
     def limit(self, tenant: str, limits: TenantLimits | None) -> Steps[None]:
-        """Sets a tenant's limits; None takes them away.  The tenant "" is all those without limits of their own."""
+        """Sets a tenant's limits; None removes them.
+
+        The tenant "" stands for all without their own limits.
+        """
         yield from self.call("queue/limit", (tenant, encode_limits(limits)))
 
     def declare(self, limits: DeclaredLimits) -> Steps[bool]:
-        """Sets the limits of a declaration, in place of those of an earlier one; returns whether they were not there."""
-        reply = yield from self.call("queue/declare", (limits.version, limits.within, *limits.items))
+        """Sets the limits of a declaration, in place of those of an earlier one.
+
+        Returns whether they were not there.
+        """
+        reply = yield from self.call(
+            "queue/declare", (limits.version, limits.within, *limits.items)
+        )
         return bool(reply[1])
 
     def keep_limits(self) -> Steps[None]:
-        """Declares the limits that are to hold, unless they do."""
+        """Declares the limits that apply, unless they are declared."""
         if self.limits is not None:
             reply = yield from self.call("queue/declare", (self.limits.current.version,))
             if reply[0] == b"unknown":
                 yield from self._renew(self.limits)
 
     def sweep(self, interval_s: float = 0.0) -> Steps[int]:
-        """Dead-letters what is late, shrinks the queue if it can, and rebuilds it if a part is missing.
+        """Dead-letters late messages, shrinks the queue if it can, and rebuilds missing parts.
 
-        Does nothing if anybody has swept it less than ``interval_s`` ago.  Returns how many messages have lost their bodies.
+        Does nothing if another sweep was less than ``interval_s`` ago.  Returns how many messages
+        have lost their bodies.
         """
         reply = yield from self.call("queue/sweep", (self._declared, int(interval_s * 1000)))
         self.streams = max(self._declared, int(reply[1]))
         return 0 if int(reply[3]) else (yield from self.rebuild())
 
     def stats(self) -> Steps[dict[str, int]]:
-        """All that ``stats.lua`` counts, by name.  Raises ``ForeignQueue``."""
+        """Returns all counts of ``stats.lua``, by name.  Raises ``ForeignQueue``."""
         reply = yield from self.call("queue/stats", ("",))
         return parse_stats(reply)
 
     def explain(self, id_: str) -> Steps[dict[str, str] | None]:
-        """State of a message, and the reason why it waits; None if there is none."""
+        """Returns the state of a message, and why it waits; None if there is none."""
         reply = yield from self.call("queue/explain", (id_,))
         return read_facts(reply[1])
 
 
 def read_facts(reply: Sequence[Any]) -> dict[str, str] | None:
-    """What ``explain.lua`` says of a message, by name; None of one that is unknown."""
-    texts = [as_text(each) for each in reply]
+    """Returns the reply of ``explain.lua`` by name; None for an unknown message."""
+    texts = [as_text(text) for text in reply]
     facts = dict(zip(texts[::2], texts[1::2], strict=True))
     return {**facts, "key": unmark_key(facts["key"])} if facts else None
 
@@ -362,61 +401,74 @@ class QueueShape:
     """A queue's division into shards and streams."""
 
     def __init__(
-        self, name: str, *, streams: int = 16, hand: int | None = None, shards: int = 1, namespace: str = "penstock"
+        self,
+        name: str,
+        *,
+        streams: int = 16,
+        hand: int | None = None,
+        shards: int = 1,
+        namespace: str = "penstock",
     ) -> None:
         """Sets up.  Raises ``DeclarationError``."""
         self.name = checked_name(name, "queue")
         hand = min(DEFAULT_HAND, streams) if hand is None else hand
-        for what, number, most in (
+        for option, number, most in (
             ("streams", streams, MAX_STREAMS),
             ("hand", hand, streams),
             ("shards", shards, MAX_SHARDS),
         ):
             if not 1 <= number <= most:
-                raise DeclarationError(f"queue {name}: {what} is {number}; it takes 1 to {most}")
+                raise DeclarationError(f"queue {name}: {option} is {number}; it takes 1 to {most}")
         self.shards = [
             QueueShard(queue_keys(namespace, ShardName(name, Shard(number))), number, streams, hand)
             for number in range(shards)
         ]
 
     def shard_for(self, tenant: str) -> QueueShard:
-        """The shard of a tenant."""
+        """Returns the shard of a tenant."""
         return self.shards[shard_for_key(tenant, len(self.shards))]
 
     def write(self, messages: Sequence[NewMessage]) -> Steps[list[Written]]:
-        """Writes messages to their shards; the results come in the order of the messages.  Raises as ``translated``."""
+        """Writes messages to their shards; results come in the order of the messages.
+
+        Raises as ``translated``.
+        """
         results: dict[int, Written] = {}
         for shard, places in self._by_shard(messages):
-            some = [messages[place] for place in places]
-            written = yield from translated(shard.write(some), f"writing queue {self.name}/{shard.number}")
+            part = [messages[place] for place in places]
+            written = yield from translated(
+                shard.write(part), f"writing queue {self.name}/{shard.number}"
+            )
             results.update(zip(places, written, strict=True))
         return [results[place] for place in range(len(messages))]
 
     def _by_shard(self, messages: Sequence[NewMessage]) -> list[tuple[QueueShard, list[int]]]:
-        """The places of the messages of each shard."""
+        """Returns the places of the messages of each shard."""
         places: dict[int, list[int]] = {}
         for place, message in enumerate(messages):
             if len(self.shards) > 1 and message.unique and message.unique.within == "queue":
                 raise InvalidMessage(
                     "unique",
-                    f"is a name over all tenants, and queue {self.name} has {len(self.shards)} shards, each of which knows only its own: "
+                    f"is a name over all tenants, and queue {self.name} has {len(self.shards)} "
+                    "shards, each of which knows only its own: "
                     "give the queue one shard, use Unique(…, within='tenant'), or a pipeline",
                 )
             places.setdefault(self.shard_for(message.tenant).number, []).append(place)
-        return [(self.shards[number], at) for number, at in places.items()]
+        return [(self.shards[number], message_places) for number, message_places in places.items()]
 
 
 def worker_name(name: str) -> str:
-    """A name for a worker that no other has, whatever the host or pod is called."""
+    """Returns a unique name for a worker, whatever the host or pod is called."""
     return f"{name or socket.gethostname()}-{new_id()[-12:]}"
 
 
 def _milliseconds(moment: datetime | None) -> str:
-    return "" if moment is None else f"{max(1.0, moment.timestamp() * 1000):.0f}"  # before 1970 it has passed as well
+    # before 1970 it has passed as well
+    return "" if moment is None else f"{max(1.0, moment.timestamp() * 1000):.0f}"
 
 
 def _written(message: NewMessage, reply: bytes) -> Written:
-    word, *rest = as_text(reply).split(" ", 1)
+    word, *details = as_text(reply).split(" ", 1)
     match word:
         case "written":
             return Written(message.id)
@@ -426,15 +478,17 @@ def _written(message: NewMessage, reply: bytes) -> Written:
             error = InvalidMessage("id", f"is {message.id!r}, which another tenant's message has")
             return Written(message.id, is_new=False, refused=error)
         case "duplicate" | "windowed":
-            return Written(message.id, is_new=False, duplicate_of=rest[0])
+            return Written(message.id, is_new=False, duplicate_of=details[0])
         case "full":
-            has, limit = map(int, rest[0].split(" "))
+            has, limit = map(int, details[0].split(" "))
             full = TenantFull(
-                f"tenant {message.tenant!r} has {has:,} bytes in the queue, and may have {limit:,}; "
+                f"tenant {message.tenant!r} has {has:,} bytes in the queue, and may have "
+                f"{limit:,}; "
                 "wait until some are done, or raise its limit"
             )
             return Written(message.id, is_new=False, refused=full)
         case _:
             raise QueueDamaged(
-                "no stream of the queue can be written: all their keys hold other types; rename what is there"
+                "no stream of the queue can be written: all their keys hold other types; rename "
+                "what is there"
             )

@@ -11,7 +11,7 @@ from penstock.errors import ForeignQueue
 
 @dataclass(frozen=True, slots=True)
 class Dwell:
-    """How long messages waited to be handed over, in the last five to ten minutes; times up to a factor of two."""
+    """Dwell time before hand-over, in the last five to ten minutes; accurate to a factor of two."""
 
     count: int
     median_s: float
@@ -27,8 +27,9 @@ class QueueStats:
         leased: Messages that readers work on.
         delayed: Messages that are not due yet.
         dead: Dead letters.
-        oldest_s: Age of the oldest message that waits, is leased or waits for its next attempt, in seconds from its first
-            writing, or from when it was due: attempts do not make it younger.  None if there is none.
+        oldest_s: Age of the oldest message that waits, is leased or waits for its next attempt, in
+            seconds from its first writing, or from when it was due: attempts do not make it
+            younger.  None if there is none.
         longest_wait_s: Likewise, of those that wait to be handed over.
         quiet: Dwell time of tenants that held a small part of the queue.
         noisy: Dwell time of tenants that held more than a tenth of it, and at least 30 messages.
@@ -37,8 +38,8 @@ class QueueStats:
         blocked_tenants: Tenants that wait for a limit.
         streams: Streams of the largest shard.
         damaged: Streams whose keys hold other types.
-        written: Messages written in the queue's life; as are ``done``, ``died``, ``reclaimed`` (leases that ended by
-            themselves) and ``lost`` (their bodies were deleted by hand).
+        written: Messages written in the queue's life; as are ``done``, ``died``, ``reclaimed``
+            (leases that ended by themselves) and ``lost`` (their bodies were deleted by hand).
         done: See ``written``.
         died: See ``written``.
         reclaimed: See ``written``.
@@ -66,7 +67,7 @@ class QueueStats:
 
     @property
     def length(self) -> int:
-        """Messages that are not finished: waiting, leased and delayed."""
+        """Returns the number of unfinished messages: waiting, leased and delayed."""
         return self.waiting + self.leased + self.delayed
 
 
@@ -90,11 +91,11 @@ class Explanation:
 _TIMES = ("age", "lease", "due", "blocked_for")
 
 
-def explanation(id_: str, found: Mapping[str, str]) -> Explanation:
-    """The reply of ``explain.lua``, for people."""
+def explanation(id_: str, reply: Mapping[str, str]) -> Explanation:
+    """Returns the reply of ``explain.lua``, for people."""
     facts = {
         name: f"{float(value) / 1000:g}" if name in _TIMES else value.removesuffix(".000")
-        for name, value in found.items()
+        for name, value in reply.items()
     }
     return Explanation(id_, facts["state"], facts, _sentence(facts))
 
@@ -104,11 +105,20 @@ def _sentence(facts: Mapping[str, str]) -> str:
         case "waiting":
             return f"waits: {_reason(facts)}"
         case "leased":
-            return f"is leased for another {facts['lease']} s by {facts['holder']}, attempt {facts['attempts']}"
+            return (
+                f"is leased for another {facts['lease']} s by {facts['holder']}, attempt "
+                f"{facts['attempts']}"
+            )
         case "delayed":
-            return f"is due in {facts['due']} s, after {format_count(int(facts['attempts']), 'attempt')}"
+            return (
+                f"is due in {facts['due']} s, after "
+                f"{format_count(int(facts['attempts']), 'attempt')}"
+            )
         case "dead":
-            return f"is a dead letter after {format_count(int(facts['attempts']), 'attempt')}: {facts['reason']}"
+            return (
+                f"is a dead letter after {format_count(int(facts['attempts']), 'attempt')}: "
+                f"{facts['reason']}"
+            )
         case _:
             return "is done"
 
@@ -144,7 +154,7 @@ def _reason_of_key(facts: Mapping[str, str]) -> str:
 
 
 def parse_stats(reply: Sequence[Any]) -> dict[str, int]:
-    """The numbers of ``stats.lua``, by name.  Raises ``ForeignQueue``."""
+    """Returns the numbers of ``stats.lua``, by name.  Raises ``ForeignQueue``."""
     try:
         return {as_text(k): int(v) for k, v in zip(reply[1::2], reply[2::2], strict=True)}
     except ValueError as error:
@@ -152,7 +162,7 @@ def parse_stats(reply: Sequence[Any]) -> dict[str, int]:
 
 
 def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
-    """The numbers of all shards together."""
+    """Returns the numbers of all shards together."""
 
     def total(name: str) -> int:
         return sum(shard[name] for shard in shards)
@@ -160,7 +170,18 @@ def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
     def longest(name: str) -> float | None:
         return max((shard[name] / 1000 for shard in shards if shard[name] >= 0), default=None)
 
-    same = ("waiting", "leased", "delayed", "dead", "damaged", "written", "done", "died", "reclaimed", "lost")
+    same = (
+        "waiting",
+        "leased",
+        "delayed",
+        "dead",
+        "damaged",
+        "written",
+        "done",
+        "died",
+        "reclaimed",
+        "lost",
+    )
     return QueueStats(
         oldest_s=longest("oldest"),
         longest_wait_s=longest("longest_wait"),
@@ -175,21 +196,21 @@ def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:
 
 
 def _dwell(shards: Sequence[Mapping[str, int]], kind: str) -> Dwell:
-    """The dwell time from counts by powers of two of a millisecond."""
+    """Returns the dwell time from counts by powers of two of a millisecond."""
     counts: dict[int, int] = {}
     for shard in shards:
         for name, number in shard.items():
             if name.startswith(f"{kind} "):
                 bucket = int(name.split(" ")[1])
                 counts[bucket] = counts.get(bucket, 0) + number
-    whole = sum(counts.values())
+    total = sum(counts.values())
 
     def quantile(part: float) -> float:
-        seen = 0
+        counted = 0
         for bucket in sorted(counts):
-            seen += counts[bucket]
-            if seen >= part * whole:
+            counted += counts[bucket]
+            if counted >= part * total:
                 return float(2.0**bucket) / 1000
         return 0.0
 
-    return Dwell(whole, quantile(0.5), quantile(0.99))
+    return Dwell(total, quantile(0.5), quantile(0.99))
