@@ -1,4 +1,6 @@
-"""Questions and decisions of operators.  A question changes nothing; a decision is a plan until ``apply`` carries it out.
+"""Questions and decisions of operators.
+
+A question changes nothing; a decision is a plan until ``apply`` carries it out.
 
     status      how far records are staged, sequenced, published and applied
     doctor      checks of servers, tables and keys, each with its remedy
@@ -9,6 +11,6 @@
     replay      copies of records in another channel
     reset       checkpoints, epochs, a source's history, a damaged Ick
 
-All take a connection in autocommit mode and the pipeline's scope.  A decision locks what it needs, returns the plan with
-``applied``, and writes what was done to the log ``penstock.operator``.
+All take a connection in autocommit mode and the pipeline's scope.  A decision locks what it needs,
+returns the plan with ``applied``, and writes what was done to the log ``penstock.operator``.
 """

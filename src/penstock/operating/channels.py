@@ -1,7 +1,7 @@
-"""The registered channels: listed, resharded; removed for good, while the others are streamed; and their names freed.
+"""Lists and reshards registered channels, removes them for good, and frees their names.
 
-A channel that is retired leaves its name behind.  Applications and workers that still use it are refused: otherwise one of
-them would begin the channel anew, and nobody would notice.
+A channel that is retired leaves its name behind.  Applications and workers that still use it are
+refused: otherwise one of them would begin the channel anew, and nobody would notice.
 
 A removal, step by step:
 
@@ -51,7 +51,7 @@ class ListedChannel:
 
 
 def list_channels(store: Store, pipeline: Pipeline | None = None) -> list[ListedChannel]:
-    """The registered channels, by name."""
+    """Returns the registered channels, by name."""
     store = store if pipeline is None else Store(store.connection, pipeline.scope)
     rows = store.rows("list_channels", doing="reading the channels")
     declared = None if pipeline is None else pipeline.channels.keys()
@@ -66,14 +66,14 @@ def list_channels(store: Store, pipeline: Pipeline | None = None) -> list[Listed
 
 
 def find_channel(store: Store, name: str) -> RegisteredChannel:
-    """A registered channel; ``Unknown`` if there is none of that name."""
-    if (found := registered_channels(store).get(name)) is None:
+    """Returns a registered channel; ``Unknown`` if there is none of that name."""
+    if (registered := registered_channels(store).get(name)) is None:
         raise unknown_channel(store, name)
-    return found
+    return registered
 
 
 def unknown_channel(store: Store, name: str) -> Unknown:
-    """The error for a name that is not registered: it lists those that are, and says if it was retired."""
+    """Returns the error for an unknown name: the registered ones, and if it was retired."""
     retired = store.row("retired_channel", {"channel": name})
     now = "" if retired is None else "; it was retired"
     names = ", ".join(sorted(registered_channels(store)))
@@ -85,7 +85,7 @@ def unknown_channel(store: Store, name: str) -> Unknown:
 
 @dataclass(frozen=True, slots=True)
 class BehindInShards:
-    """A consumer that has to pass records of the present shards before it applies those of the new ones.
+    """A consumer with records of the present shards, which it passes before those of the new ones.
 
     In the shards in which it is ``halted``, these have to go on before.
     """
@@ -97,7 +97,7 @@ class BehindInShards:
 
 @dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """A change of the shards of a log: how many it has ``after``, and the number of the first new one."""
+    """A change of a log's shards from ``before`` to ``after``, new ones from ``first_shard`` on."""
 
     channel: str
     before: int
@@ -108,7 +108,7 @@ class ReshardPlan:
 
     @property
     def changes(self) -> bool:
-        """True if there is anything to do."""
+        """Returns whether there is anything to do."""
         return self.before != self.after
 
 
@@ -125,13 +125,17 @@ def reshard(store: Store, channel: str, shards: int, *, apply: bool = False) -> 
             raise unknown_channel(store, channel)
         if not registered.traits.keeps_records:
             raise Refused(
-                f"{channel} is of kind {registered.kind}, and only the shards of logs can be changed. Open a channel of another "
-                "name, let its consumer work off both, then take the old one out of the pipeline: see docs/how-to/reshard.md"
+                f"{channel} is of kind {registered.kind}, and only the shards of logs can be "
+                "changed. Open a channel of another "
+                "name, let its consumer work off both, then take the old one out of the pipeline: "
+                "see docs/how-to/reshard.md"
             )
         if elsewhere := store.rows("reporting_consumers", key):
             raise Refused(
-                f"{channel} is read from another database by {elsewhere[0][0]}, which reads several sources and does not follow a "
-                "change of shards: the order of a key would be lost. Stage into a log of another name, which it reads, too"
+                f"{channel} is read from another database by {elsewhere[0][0]}, which reads "
+                "several sources and does not follow a "
+                "change of shards: the order of a key would be lost. Stage into a log of another "
+                "name, which it reads, too"
             )
         rows = store.rows("behind_in_shards", key)
         plan = ReshardPlan(
@@ -153,15 +157,17 @@ def reshard(store: Store, channel: str, shards: int, *, apply: bool = False) -> 
 
 
 SETTLE_S = 3.0
-"""Pause after which every streamer at work has read the registry, in seconds: it does so once a second."""
+"""Pause after which every streamer at work has read the registry, in seconds: it does so once a
+second."""
 
 LOCK_TIMEOUT_S = 10
-"""Seconds to wait for handlers that hold a checkpoint of the channel; nothing is sequenced meanwhile."""
+"""Seconds to wait for handlers that hold a checkpoint of the channel; nothing is sequenced
+meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftReader:
-    """A consumer of a channel that is to be retired, with the records that it has not passed, and its dead letters there."""
+    """A reader of a channel that is to be retired, with its unread records and dead letters."""
 
     consumer: str
     unread: int
@@ -170,7 +176,7 @@ class LeftReader:
 
 @contextmanager
 def changing(store: Store, channel: str, *, apply: bool) -> Iterator[None]:
-    """A transaction; with ``apply``, nothing is registered, sequenced or retained meanwhile.
+    """Opens a transaction; with ``apply``, nothing is registered, sequenced or retained meanwhile.
 
     It holds up the ticks of all channels: whatever takes long is done before or after it.
     """
@@ -178,7 +184,9 @@ def changing(store: Store, channel: str, *, apply: bool) -> Iterator[None]:
         try:
             with store.connection.transaction():
                 if apply:
-                    store.connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
+                    store.connection.execute(
+                        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode()
+                    )
                     # Redis is changed afterwards, and that cannot be taken back.
                     store.connection.execute("SET LOCAL synchronous_commit = on")
                     store.execute("lock_registry")
@@ -188,7 +196,8 @@ def changing(store: Store, channel: str, *, apply: bool) -> Iterator[None]:
                 yield
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise Refused(
-                f"retiring {channel}: a handler or an operator holds what it needs for longer than {LOCK_TIMEOUT_S} s; nothing was changed. "
+                f"retiring {channel}: a handler or an operator holds what it needs for longer than "
+                f"{LOCK_TIMEOUT_S} s; nothing was changed. "
                 "Try again, or stop the consumer first"
             ) from error
 
@@ -197,13 +206,15 @@ _SHARDS_A_TIME = 50
 
 
 def _all_keys(scope: Scope, channel: str, number: int) -> dict[str, None]:
-    """All keys that the shard may have, of whatever kind: that of a retired channel is not known any more."""
+    """Returns the keys a shard may have, of all kinds: a retired channel's kind is unknown."""
     shard = ShardName(channel, Shard(number))
-    return dict.fromkeys(key for kind in KINDS.values() for key in kind.keys(scope.namespace, shard))
+    return dict.fromkeys(
+        key for kind in KINDS.values() for key in kind.keys(scope.namespace, shard)
+    )
 
 
 def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> int:
-    """Number of the keys in Redis that the shards of a channel have."""
+    """Returns the number of the keys in Redis that the shards of a channel have."""
     count = 0
     with redis_errors(f"looking for keys of {channel}"):
         for start in range(0, shards, _SHARDS_A_TIME):
@@ -215,7 +226,7 @@ def count_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> 
 
 
 def delete_keys(client: RedisClient, channel: str, shards: int, scope: Scope) -> None:
-    """Deletes the keys of all shards, one after the other: those of one are in one slot of a Cluster."""
+    """Deletes the keys of all shards, one by one: those of a shard share a slot of a Cluster."""
     with redis_errors(f"deleting the keys of {channel}"):
         for number in range(shards):
             client.delete(*_all_keys(scope, channel, number))
@@ -240,12 +251,12 @@ class Retirement:
 
     @property
     def unread(self) -> int:
-        """Records that somebody has not read, or not applied."""
+        """Returns records that somebody has not read, or not applied."""
         if get_traits(self.kind).has_jobs:
             return self.outstanding
         if not self.readers:
             return self.records + self.staged
-        return self.staged + sum(each.unread + each.dead_letters for each in self.readers)
+        return self.staged + sum(reader.unread + reader.dead_letters for reader in self.readers)
 
 
 def retire_channel(
@@ -259,15 +270,16 @@ def retire_channel(
 ) -> Retirement:
     """Plans the removal of a channel with everything that it holds; with ``apply``, carries it out.
 
-    Afterwards nothing can be staged for it, and nobody can read it, until ``adopt_channel``.  It may be repeated: after a
-    failure, and for records that were staged while it ran.
+    Afterwards nothing can be staged for it, and nobody can read it, until ``adopt_channel``.  It
+    may be repeated: after a failure, and for records that were staged while it ran.
     """
     key = {"channel": channel}
     with changing(store, channel, apply=apply):
         plan = read_plan(store, channel)
         if plan.unread and not discard and apply:
             raise Refused(
-                f"{channel}: {format_count(plan.unread, 'record')} not read yet would be lost. Let its consumers finish; or lose "
+                f"{channel}: {format_count(plan.unread, 'record')} not read yet would be lost. Let "
+                "its consumers finish; or lose "
                 f"them: penstock channels retire {channel} --discard --apply"
             )
         if apply:
@@ -282,31 +294,37 @@ def retire_channel(
         crashpoint("retire.after_journal")
         delete_keys(client, channel, plan.shards, store.scope)
     except ServerUnavailable as error:
-        done = f"{channel} is retired in Postgres, but not in Redis"
-        raise type(error)(f"{done}: {error}. Then repeat it: penstock channels retire {channel} --apply") from error
+        progress = f"{channel} is retired in Postgres, but not in Redis"
+        raise type(error)(
+            f"{progress}: {error}. Then repeat it: penstock channels retire {channel} --apply"
+        ) from error
     log.warning(
         "channel retired",
         channel=channel,
         kind=plan.kind,
         records=plan.records + plan.staged,
         unread=plan.unread,
-        consumers=[each.consumer for each in plan.readers],
-        dead_letters=sum(each.dead_letters for each in plan.readers),
+        consumers=[reader.consumer for reader in plan.readers],
+        dead_letters=sum(reader.dead_letters for reader in plan.readers),
     )
     return replace(plan, applied=True)
 
 
 def adopt_channel(store: Store, client: RedisClient, channel: str, *, apply: bool = False) -> None:
-    """Plans that the name of a retired channel may be used again, for a new channel; with ``apply``, carries it out."""
+    """Plans that a retired channel's name may be used again; with ``apply``, carries it out."""
     key = {"channel": channel}
     with store.transaction(f"adopting {channel}"):
         if store.row("retired_channel", key) is None:
-            raise Unknown(f"no channel {channel!r} was retired: a new name, or one in use, need not be adopted")
-        left = read_plan(store, channel)
-        keys = count_keys(client, channel, left.shards, store.scope)
-        if left.records or left.staged or keys:
+            raise Unknown(
+                f"no channel {channel!r} was retired: a new name, or one in use, need not be "
+                "adopted"
+            )
+        remains = read_plan(store, channel)
+        keys = count_keys(client, channel, remains.shards, store.scope)
+        if remains.records or remains.staged or keys:
             raise Refused(
-                f"{channel}: {format_count(left.records + left.staged, 'record')} and {format_count(keys, 'key')} in Redis are left of the retired "
+                f"{channel}: {format_count(remains.records + remains.staged, 'record')} and "
+                f"{format_count(keys, 'key')} in Redis are left of the retired "
                 f"channel. Remove them first: penstock channels retire {channel} --discard --apply"
             )
         if apply:
@@ -316,7 +334,7 @@ def adopt_channel(store: Store, client: RedisClient, channel: str, *, apply: boo
 
 
 def read_plan(store: Store, channel: str) -> Retirement:
-    """The contents of a channel in Postgres, which a retirement removes."""
+    """Returns the contents of a channel in Postgres, which a retirement removes."""
     key = {"channel": channel}
     [(kind, shards, records, staged)] = store.rows("channel_contents", key)
     readers = store.rows("channel_readers", key)
@@ -327,7 +345,15 @@ def read_plan(store: Store, channel: str) -> Retirement:
         outstanding = store.value("count_outstanding_jobs", key)
     # How many shards a retired channel had is not known any more.
     shards = max(MAX_SHARDS, shards) if kind is None else shards
-    return Retirement(channel, kind, shards, records, staged, outstanding, tuple(LeftReader(*row) for row in readers))
+    return Retirement(
+        channel,
+        kind,
+        shards,
+        records,
+        staged,
+        outstanding,
+        tuple(LeftReader(*row) for row in readers),
+    )
 
 
 def _remove_records(store: Store, channel: str) -> None:

@@ -22,46 +22,50 @@ class RegisteredConsumer:
     channel: str
     shards: int
     passed: int  # records before its checkpoints, over all shards
-    lag: int | None  # sequenced records beyond its checkpoints; None in a source, whose journal is in another database
+    # sequenced records beyond its checkpoints; None in a source, whose journal is in another
+    # database
+    lag: int | None
     moved_at: datetime  # time of the last move of one of its checkpoints
     dead_letters: int
 
 
 def list_consumers(store: Store, consumer: str | None = None) -> list[RegisteredConsumer]:
-    """The registered consumers, or those of one name."""
-    rows = store.rows("registered_consumers", {"consumer": consumer}, binary=True, doing="reading the consumers")
+    """Returns the registered consumers, or those of one name."""
+    rows = store.rows(
+        "registered_consumers", {"consumer": consumer}, binary=True, doing="reading the consumers"
+    )
     return [RegisteredConsumer(*row) for row in rows]
 
 
 def retire(store: Store, consumer: str, *, apply: bool = False) -> list[RegisteredConsumer]:
-    """Plans the removal of a consumer's checkpoints and dead letters; with ``apply``, carries it out.
+    """Plans to remove a consumer's checkpoints and dead letters; with ``apply``, carries it out.
 
-    Retention then no longer waits for it.  Started again, it is a new consumer and begins at its ``start``.  A name that a
-    consumer had before it was renamed may be used again.
+    Retention then no longer waits for it.  Started again, it is a new consumer and begins at its
+    ``start``.  A name that a consumer had before it was renamed may be used again.
     """
     with store.transaction(f"retiring {consumer}"):
-        found = list_consumers(store, consumer)
-        if not found and not _free(store, consumer, apply=apply):
+        registered = list_consumers(store, consumer)
+        if not registered and not _free(store, consumer, apply=apply):
             raise unknown_consumer(store, consumer)
         if apply:
             lock_consumer(store, consumer)
-        for each in found if apply else ():
-            store.execute("retire_consumer", {"consumer": consumer, "channel": each.channel})
+        for row in registered if apply else ():
+            store.execute("retire_consumer", {"consumer": consumer, "channel": row.channel})
     if apply:
-        for each in found:
+        for row in registered:
             log.warning(
                 "consumer retired",
                 consumer=consumer,
-                channel=each.channel,
-                passed=each.passed,
-                lag=each.lag,
-                dead_letters=each.dead_letters,
+                channel=row.channel,
+                passed=row.passed,
+                lag=row.lag,
+                dead_letters=row.dead_letters,
             )
-    return found
+    return registered
 
 
 def _free(store: Store, consumer: str, *, apply: bool) -> bool:
-    """True if a consumer once had this name; with ``apply``, another one may have it."""
+    """Returns whether a consumer once had this name; with ``apply``, another one may have it."""
     if find_successor(store, consumer) is None:
         return False
     if apply:
@@ -70,18 +74,21 @@ def _free(store: Store, consumer: str, *, apply: bool) -> bool:
     return True
 
 
-def rename(store: Store, consumer: str, successor: str, *, apply: bool = False) -> list[RegisteredConsumer]:
+def rename(
+    store: Store, consumer: str, successor: str, *, apply: bool = False
+) -> list[RegisteredConsumer]:
     """Plans another name for a consumer; with ``apply``, carries it out.
 
-    Checkpoints, dead letters and the history of reconciliations go with it.  A worker that still has the old name stops,
-    and is refused when it starts again; one with the new name goes on at the same checkpoints.
+    Checkpoints, dead letters and the history of reconciliations go with it.  A worker that still
+    has the old name stops, and is refused when it starts again; one with the new name goes on at
+    the same checkpoints.
     """
     for name in (consumer, successor):
         checked_consumer(name)
     names = {"consumer": consumer, "successor": successor}
     with store.transaction(f"renaming {consumer}"):
-        found = list_consumers(store, consumer)
-        if not found:
+        registered = list_consumers(store, consumer)
+        if not registered:
             raise unknown_consumer(store, consumer)
         if apply:
             lock_consumer(store, consumer)
@@ -93,30 +100,35 @@ def rename(store: Store, consumer: str, successor: str, *, apply: bool = False) 
             store.execute("forget_consumer", {"consumer": successor})
             store.execute("rename_consumer", names)
     if apply:
-        for each in found:
+        for row in registered:
             log.warning(
                 "consumer renamed",
                 consumer=consumer,
                 successor=successor,
-                channel=each.channel,
-                passed=each.passed,
-                dead_letters=each.dead_letters,
+                channel=row.channel,
+                passed=row.passed,
+                dead_letters=row.dead_letters,
             )
-    return found
+    return registered
 
 
 def _check_here(store: Store, names: dict[str, str]) -> None:
-    """Checks that the checkpoints are in this database: its link would take a renaming here for a retirement."""
-    found = {name for (name,) in store.rows("reported_names", names)}
+    """Checks that the checkpoints are in this database.
+
+    The consumer's link would take a renaming here for a retirement.
+    """
+    reported = {name for (name,) in store.rows("reported_names", names)}
     consumer, successor = names["consumer"], names["successor"]
-    if consumer in found:
+    if consumer in reported:
         raise Refused(
-            f"{consumer} is a consumer of another database, which reports its checkpoints here. Rename it there; once workers "
+            f"{consumer} is a consumer of another database, which reports its checkpoints here. "
+            "Rename it there; once workers "
             f"with the new name have begun here, too: penstock consumers retire {consumer} --apply"
         )
-    if successor in found:
+    if successor in reported:
         raise Refused(
-            f"{successor} is a consumer of another database, for which retention waits here. Take another name"
+            f"{successor} is a consumer of another database, for which retention waits here. Take "
+            "another name"
         )
 
 
@@ -125,19 +137,25 @@ def _check_free(store: Store, names: dict[str, str]) -> None:
     now = find_successor(store, successor)
     if now is not None and now != consumer:
         raise Refused(
-            f"{successor} is the former name of {now}: a forgotten worker of that name would go on at the checkpoints of {consumer}. "
-            f"Take another name; or, once no such worker is left, penstock consumers retire {successor} --apply frees the name"
+            f"{successor} is the former name of {now}: a forgotten worker of that name would go on "
+            f"at the checkpoints of {consumer}. "
+            "Take another name; or, once no such worker is left, penstock consumers retire "
+            f"{successor} --apply frees the name"
         )
-    reads, would_read = ({each.channel for each in list_consumers(store, name)} for name in (consumer, successor))
+    reads, would_read = (
+        {row.channel for row in list_consumers(store, name)} for name in (consumer, successor)
+    )
     if not would_read <= reads:
         raise Refused(
-            f"{successor} is registered for {', '.join(sorted(would_read - reads))}, which {consumer} does not read. Take another "
+            f"{successor} is registered for {', '.join(sorted(would_read - reads))}, which "
+            f"{consumer} does not read. Take another "
             f"name, or: penstock consumers retire {successor} --apply"
         )
     has_begun = store.value("has_begun", {"consumer": successor})
     if consumer == successor or has_begun:
         raise Refused(
-            f"{successor} has applied records already: two consumers cannot become one. Take another name; or remove "
+            f"{successor} has applied records already: two consumers cannot become one. Take "
+            "another name; or remove "
             f"from the tables what it did, then: penstock consumers retire {successor} --apply"
         )
     barriers = store.value("live_barriers", {"consumer": consumer})
@@ -152,42 +170,51 @@ def check_registered(store: Store, consumer: str) -> None:
 
 
 def unknown_consumer(store: Store, consumer: str) -> Unknown:
-    """The error for a name that is not registered: it lists those that are, and says what a former one is now."""
-    names = sorted({each.consumer for each in list_consumers(store)})
+    """Returns the error for an unknown name: the registered ones, and what a former one is now."""
+    names = sorted({row.consumer for row in list_consumers(store)})
     successor = find_successor(store, consumer)
     now = "" if successor is None else f"; it is {successor} now"
-    return Unknown(f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}")
+    return Unknown(
+        f"no consumer {consumer!r} is registered{now}; there are: {', '.join(names) or 'none'}"
+    )
 
 
 def find_halts(store: Store, consumer: str) -> list[tuple[str, str]]:
-    """The halted shards of a consumer, each with the reason."""
+    """Returns the halted shards of a consumer, each with the reason."""
     rows = store.rows("halts", {"consumer": consumer}, doing="reading the checkpoints")
     return [(f"{channel}/{shard}", reason) for channel, shard, reason in rows]
 
 
 def lock_consumer(store: Store, consumer: str) -> None:
-    """Locks a consumer's channels, as retention and its registration do, then its checkpoints: its handlers have ended."""
-    for channel in sorted({each.channel for each in list_consumers(store, consumer)}):
+    """Locks a consumer's channels, then its checkpoints: its handlers have ended.
+
+    Retention and its registration lock in the same order.
+    """
+    for channel in sorted({row.channel for row in list_consumers(store, consumer)}):
         store.execute("lock_channel", {"channel": channel})
     store.execute("lock_checkpoints", {"consumer": consumer})
 
 
 ReaderKind = Literal["consumer", "reported", "replay"]
-"""``consumer``: its checkpoints are here.  ``reported``: they are in another database, which reports them here.  ``replay``: a
-``penstock replay`` that has not ended.  No pipeline here declares the last two."""
+"""``consumer``: its checkpoints are here.  ``reported``: they are in another database, which
+reports them here.  ``replay``: a ``penstock replay`` that has not ended.  No pipeline here declares
+the last two."""
 
 
 def find_kind(name: str, *, is_reported: bool) -> ReaderKind:
-    """Kind of reader that has checkpoints under a name."""
+    """Returns the kind of reader that has checkpoints under a name."""
     if is_reported:
         return "reported"
     return "replay" if REPLAY_RULE.fullmatch(name) else "consumer"
 
 
 def how_to_go_on(name: str, kind: ReaderKind, verb: str, more: str = "") -> str:
-    """Command that makes it pass records."""
+    """Returns the command that makes it pass records."""
     if kind == "replay":
-        return f"the same penstock replay … --apply goes on; penstock consumers retire {name} --apply cancels it"
+        return (
+            f"the same penstock replay … --apply goes on; penstock consumers retire {name} --apply "
+            "cancels it"
+        )
     if kind == "reported":
         return f"run {name} with its own database, which reports its checkpoints here{more}"
     return f"penstock {verb} {name}{more}"

@@ -1,6 +1,7 @@
-"""A pipeline's channels and payloads as a document of AsyncAPI 3, and which changes of one break those who read or write them.
+"""Describes channels and payloads as a document of AsyncAPI 3, and finds changes that break users.
 
-Old records stay in a log, and old readers beside it, while a new release is deployed: a change has to be right both ways.
+Old records stay in a log, and old readers beside it, while a new release is deployed: a change has
+to be right both ways.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ _SCHEMAS = "#/components/schemas/"
 
 
 def make_asyncapi(pipeline: Pipeline, title: str, version: str) -> Document:
-    """The channels with the messages that are staged for them, and who sends and receives them."""
+    """Returns the channels with the messages staged for them, and who sends and receives them."""
     schemas: Document = {}
     channels = {
         name: {
@@ -43,7 +44,10 @@ def make_asyncapi(pipeline: Pipeline, title: str, version: str) -> Document:
         }
         for name, channel in pipeline.channels.items()
     }
-    sent = {f"stage_{name}": {"action": "send", "channel": {"$ref": f"#/channels/{name}"}} for name in channels}
+    sent = {
+        f"stage_{name}": {"action": "send", "channel": {"$ref": f"#/channels/{name}"}}
+        for name in channels
+    }
     received = {
         spec.name: {"action": "receive", "channel": {"$ref": f"#/channels/{spec.channel.name}"}}
         for spec in pipeline.consumers.values()
@@ -60,28 +64,40 @@ def make_asyncapi(pipeline: Pipeline, title: str, version: str) -> Document:
 
 
 def _make_messages(pipeline: Pipeline, channel: Channel, schemas: Document) -> Document:
-    """A message for each declared payload and each rule; any payload, if nothing is declared."""
+    """Returns a message for each declared payload and rule; any payload if nothing is declared."""
     if not channel.traits.has_payloads:
-        return {"member": {"summary": "A key that is dirty", "payload": {"type": "object", "maxProperties": 0}}}
-    own = [channel.payload] if isinstance(channel, LogChannel) and channel.payload is not None else []
+        return {
+            "member": {
+                "summary": "A key that is dirty",
+                "payload": {"type": "object", "maxProperties": 0},
+            }
+        }
+    declared = (
+        [channel.payload] if isinstance(channel, LogChannel) and channel.payload is not None else []
+    )
     read = [
-        spec.payload for spec in pipeline.consumers.values() if spec.channel == channel and spec.payload is not None
+        spec.payload
+        for spec in pipeline.consumers.values()
+        if spec.channel == channel and spec.payload is not None
     ]
-    found: Document = {
-        model.__name__: {"payload": _describe_model(model, schemas)} for model in dict.fromkeys([*own, *read])
+    messages: Document = {
+        model.__name__: {"payload": _describe_model(model, schemas)}
+        for model in dict.fromkeys([*declared, *read])
     }
     for rule in pipeline.rules:
         if rule.channel == channel:
             name = rule.object or inspect(rule.model).local_table.name
-            found.setdefault(name, {"payload": _describe_rule(rule)})
-    return found or {"any": {"payload": {}}}
+            messages.setdefault(name, {"payload": _describe_rule(rule)})
+    return messages or {"any": {"payload": {}}}
 
 
 def _describe_model(model: Any, schemas: Document) -> Document:
     if hasattr(model, "__struct_fields__"):
         import msgspec  # noqa: PLC0415  the application's: only a Struct brings it along
 
-        [schema], components = msgspec.json.schema_components([model], ref_template=f"{_SCHEMAS}{{name}}")
+        [schema], components = msgspec.json.schema_components(
+            [model], ref_template=f"{_SCHEMAS}{{name}}"
+        )
         schemas.update(components)
         return schema
     from pydantic import TypeAdapter  # noqa: PLC0415  most channels have no model
@@ -92,13 +108,14 @@ def _describe_model(model: Any, schemas: Document) -> Document:
 
 
 def _describe_rule(rule: StagingRule) -> Document:
-    """The columns that a rule stages; anything, if a function builds the payload."""
+    """Returns the columns that a rule stages; anything, if a function builds the payload."""
     if callable(rule.data):
         return {}
     columns = {
         attribute.key: attribute.columns[0]
         for attribute in inspect(rule.model).column_attrs
-        if (rule.data is None and not attribute.columns[0].info.get("secret")) or attribute.key in (rule.data or ())
+        if (rule.data is None and not attribute.columns[0].info.get("secret"))
+        or attribute.key in (rule.data or ())
     }
     return {
         "type": "object",
@@ -112,22 +129,24 @@ def _describe_column(column: Any) -> Document:
         kind = column.type.python_type
     except NotImplementedError:
         return {}
-    found = _TYPES.get(kind, {"type": "string"})
-    return {**found, "type": [found["type"], "null"]} if column.nullable else dict(found)
+    type_ = _TYPES.get(kind, {"type": "string"})
+    return {**type_, "type": [type_["type"], "null"]} if column.nullable else dict(type_)
 
 
 def find_breaks(old: Document, new: Document) -> Iterator[str]:
-    """A line for each change that breaks a reader or a writer of the old document, or a reader of old records."""
+    """Yields a line for each change that breaks users of the old document or old records."""
     for name, channel in old.get("channels", {}).items():
         if (other := new["channels"].get(name)) is None:
             yield f"channel {name} is gone"
             continue
-        for message, was in channel.get("messages", {}).items():
-            if (now := other["messages"].get(message)) is None:
+        for message, old_message in channel.get("messages", {}).items():
+            if (new_message := other["messages"].get(message)) is None:
                 yield f"{name}: message {message} is gone"
             else:
                 yield from _compare(
-                    f"{name}: {message}", _Schema(old, was.get("payload", {})), _Schema(new, now["payload"])
+                    f"{name}: {message}",
+                    _Schema(old, old_message.get("payload", {})),
+                    _Schema(new, new_message["payload"]),
                 )
 
 
@@ -140,40 +159,51 @@ class _Schema:
         self.document, self.schema = document, schema
 
     def within(self, schema: Document) -> "_Schema":
-        """A part of it."""
+        """Returns a schema of the same document."""
         return _Schema(self.document, schema)
 
     @property
     def types(self) -> frozenset[str]:
-        """What a value may be: types, constants, and those of its alternatives."""
+        """Returns what a value may be: types, constants, and those of its alternatives."""
         kinds = self.schema.get("type", [])
-        found = {kinds} if isinstance(kinds, str) else set(kinds)
-        for each in (*self.schema.get("anyOf", ()), *self.schema.get("oneOf", ())):
-            found |= self.within(each).types
-        constants = self.schema.get("enum", [self.schema["const"]] if "const" in self.schema else [])
-        return frozenset(found | {repr(each) for each in constants})
+        kinds_found = {kinds} if isinstance(kinds, str) else set(kinds)
+        for part in (*self.schema.get("anyOf", ()), *self.schema.get("oneOf", ())):
+            kinds_found |= self.within(part).types
+        constants = self.schema.get(
+            "enum", [self.schema["const"]] if "const" in self.schema else []
+        )
+        return frozenset(kinds_found | {repr(part) for part in constants})
 
 
-def _compare(where: str, old: _Schema, new: _Schema, seen: frozenset[int] = frozenset()) -> Iterator[str]:
-    if id(old.schema) in seen:  # a type that contains itself
+def _compare(
+    path: str, old: _Schema, new: _Schema, compared: frozenset[int] = frozenset()
+) -> Iterator[str]:
+    if id(old.schema) in compared:  # a type that contains itself
         return
-    seen |= {id(old.schema)}
+    compared |= {id(old.schema)}
     if old.types != new.types:
-        yield f"{where} was {_name(old.types)}, and is {_name(new.types)}"
+        yield f"{path} was {_name(old.types)}, and is {_name(new.types)}"
         return
-    was, now = old.schema.get("properties", {}), new.schema.get("properties", {})
+    old_properties, new_properties = (
+        old.schema.get("properties", {}),
+        new.schema.get("properties", {}),
+    )
     needed, needs = set(old.schema.get("required", ())), set(new.schema.get("required", ()))
-    for name, part in was.items():
-        if name not in now:
-            yield f"{where}.{name} is gone"
+    for name, part in old_properties.items():
+        if name not in new_properties:
+            yield f"{path}.{name} is gone"
         elif name in needed and name not in needs:
-            yield f"{where}.{name} may be missing now: those who read it expect it"
+            yield f"{path}.{name} may be missing now: those who read it expect it"
         else:
-            yield from _compare(f"{where}.{name}", old.within(part), new.within(now[name]), seen)
+            yield from _compare(
+                f"{path}.{name}", old.within(part), new.within(new_properties[name]), compared
+            )
     for name in sorted(needs - needed):
-        yield f"{where}.{name} is required now: old records may lack it"
+        yield f"{path}.{name} is required now: old records may lack it"
     if "items" in old.schema and "items" in new.schema:
-        yield from _compare(f"{where}[]", old.within(old.schema["items"]), new.within(new.schema["items"]), seen)
+        yield from _compare(
+            f"{path}[]", old.within(old.schema["items"]), new.within(new.schema["items"]), compared
+        )
 
 
 def _name(types: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""Dead letters: listed, dropped, retried here or by the consumer's workers: see ``consuming.letter_retry``."""
+"""Lists, drops and retries dead letters; workers retry them by ``consuming.letter_retry``."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import structlog
 
 from penstock.consuming.handler import WorkerSetup
-from penstock.consuming.letter_retry import DeadLetterRow, LetterTrial, Retried, letter_key, letter_keys, make_record
+from penstock.consuming.letter_retry import (
+    DeadLetterRow,
+    LetterTrial,
+    Retried,
+    letter_key,
+    letter_keys,
+    make_record,
+)
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Database, connect_postgres, get_database_url
 from penstock.database.store import Store
@@ -28,7 +35,7 @@ LOCK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which dead letters; None leaves an attribute open.
+    """A choice of dead letters; None leaves an attribute open.
 
     Attributes:
         consumer: Name of the consumer.
@@ -50,7 +57,7 @@ class LetterFilter:
 
 
 class LetterPosition(NamedTuple):
-    """Where a page of the newest dead letters ends: it need not be there any more."""
+    """The end of a page of the newest dead letters; that letter may be gone."""
 
     failed_at: datetime
     consumer: str
@@ -61,16 +68,20 @@ class LetterPosition(NamedTuple):
 
 def newest(
     store: Store,
-    of: LetterFilter = LetterFilter(),
+    letter_filter: LetterFilter = LetterFilter(),
     *,
     after: DeadLetterRow | LetterPosition | None = None,
     limit: int = 50,
 ) -> list[DeadLetterRow]:
-    """A page of dead letters, the newest first; ``after``: the last one of the page before."""
+    """Returns a page of dead letters, newest first; ``after`` is the last of the page before."""
     names = ("failed_at", "consumer", "channel", "shard", "offset")
-    time, *rest = (getattr(after, name) for name in names) if after else (None, "", "", 0, 0)
-    begin = dict(zip((f"after_{name}" for name in names[1:]), rest, strict=True))
-    return _read(store, "dead_letters", {**asdict(of), "after_time": time, **begin, "limit": limit})
+    time, *position = (getattr(after, name) for name in names) if after else (None, "", "", 0, 0)
+    begin = dict(zip((f"after_{name}" for name in names[1:]), position, strict=True))
+    return _read(
+        store,
+        "dead_letters",
+        {**asdict(letter_filter), "after_time": time, **begin, "limit": limit},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,41 +100,66 @@ MAX_GROUPED = 100_000
 """Dead letters that ``group`` counts at most: the newest."""
 
 
-def group(store: Store, of: LetterFilter = LetterFilter(), *, most: int | None = MAX_GROUPED) -> list[LetterGroup]:
-    """The newest dead letters, or with ``most=None`` all, counted by the class of their error; the largest groups first."""
-    values = {**asdict(of), "most": most}
+def group(
+    store: Store, letter_filter: LetterFilter = LetterFilter(), *, most: int | None = MAX_GROUPED
+) -> list[LetterGroup]:
+    """Returns the newest dead letters, counted by the class of their error, largest groups first.
+
+    With ``most=None``, it counts all.
+    """
+    values = {**asdict(letter_filter), "most": most}
     return [
         LetterGroup(*row)
-        for row in store.rows("dead_letter_groups", values, binary=True, doing="counting dead letters")
+        for row in store.rows(
+            "dead_letter_groups", values, binary=True, doing="counting dead letters"
+        )
     ]
 
 
-def of_consumer(store: Store, consumer: str, of: LetterFilter = LetterFilter()) -> list[DeadLetterRow]:
-    """All dead letters of a consumer, or those that a filter takes, in the order of the log."""
-    return _page(store, consumer, of, None, None)
+def of_consumer(
+    store: Store, consumer: str, letter_filter: LetterFilter = LetterFilter()
+) -> list[DeadLetterRow]:
+    """Returns a consumer's dead letters, or those that a filter takes, in the order of the log."""
+    return _page(store, consumer, letter_filter, None, None)
 
 
 def _page(
-    store: Store, consumer: str, of: LetterFilter, after: DeadLetterRow | None, limit: int | None
+    store: Store,
+    consumer: str,
+    letter_filter: LetterFilter,
+    after: DeadLetterRow | None,
+    limit: int | None,
 ) -> list[DeadLetterRow]:
     names = ("channel", "shard", "offset")
     begin = {f"after_{name}": getattr(after, name) if after else -1 for name in names}
     begin |= {"after_channel": after.channel if after else ""}
-    return _read(store, "dead_letters_of", {**asdict(of), "consumer": consumer, **begin, "limit": limit})
+    return _read(
+        store,
+        "dead_letters_of",
+        {**asdict(letter_filter), "consumer": consumer, **begin, "limit": limit},
+    )
 
 
 def find(store: Store, consumer: str, place: Place) -> DeadLetterRow:
-    """The dead letter of a consumer at a place; ``Unknown`` if there is none."""
-    where = {"consumer": consumer, "channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset}
-    return at(_read(store, "dead_letter_at", where), place)
+    """Returns the dead letter of a consumer at a place; ``Unknown`` if there is none."""
+    values = {
+        "consumer": consumer,
+        "channel": place.shard.channel,
+        "shard": place.shard.shard,
+        "offset": place.offset,
+    }
+    return at(_read(store, "dead_letter_at", values), place)
 
 
 def _read(store: Store, name: str, values: dict[str, Any]) -> list[DeadLetterRow]:
-    return [DeadLetterRow(*row) for row in store.rows(name, values, binary=True, doing="reading dead letters")]
+    return [
+        DeadLetterRow(*row)
+        for row in store.rows(name, values, binary=True, doing="reading dead letters")
+    ]
 
 
 def at(letters: Iterable[DeadLetterRow], place: Place) -> DeadLetterRow:
-    """The dead letter at a place."""
+    """Returns the dead letter at a place."""
     for letter in letters:
         if letter.place == place:
             return letter
@@ -131,13 +167,13 @@ def at(letters: Iterable[DeadLetterRow], place: Place) -> DeadLetterRow:
 
 
 def read_record(store: Store, letter: DeadLetterRow) -> Record | None:
-    """The record with its payload; None if the dead letter is gone."""
+    """Returns the record with its payload; None if the dead letter is gone."""
     row = store.row("dead_letter", letter_key(letter), binary=True, doing="reading a dead letter")
     return None if row is None else make_record(letter, row)
 
 
 def drop(store: Store, letters: Sequence[DeadLetterRow]) -> int:
-    """Gives dead letters up for ever: their records will have had no effect. Gives their number."""
+    """Gives dead letters up for ever, without an effect of their records; returns their number."""
     dropped = 0
     for letter in letters:
         with store.transaction("dropping a dead letter"):
@@ -146,32 +182,38 @@ def drop(store: Store, letters: Sequence[DeadLetterRow]) -> int:
         dropped += removed
         if removed:
             log.warning(
-                "dead letter dropped", consumer=letter.consumer, place=str(letter.place), record=letter.record_id
+                "dead letter dropped",
+                consumer=letter.consumer,
+                place=str(letter.place),
+                record=letter.record_id,
             )
     return dropped
 
 
 def request_retries(store: Store, letters: Sequence[DeadLetterRow]) -> int:
-    """Asks the consumers' workers to retry dead letters; gives the number of those that are still there.
+    """Asks the consumers' workers to retry dead letters; returns how many are still there.
 
     A worker takes them within seconds, while its consumer is not paused; each of them once.
     """
-    return store.execute("request_retries", letter_keys(letters), doing="requesting retries").rowcount
+    return store.execute(
+        "request_retries", letter_keys(letters), doing="requesting retries"
+    ).rowcount
 
 
 BATCH = 1_000
 """Dead letters whose retries are requested at once."""
 
 
-def request_all(store: Store, consumer: str, of: LetterFilter) -> Iterator[int]:
-    """Asks as ``request_retries`` for all dead letters that a filter takes, in the order of the log; gives the number of each batch.
+def request_all(store: Store, consumer: str, letter_filter: LetterFilter) -> Iterator[int]:
+    """Requests retries of all dead letters that a filter takes, in the order of the log.
 
-    A batch is a statement, and so a transaction unless one is open: 100,000 rows at once would be locked for seconds.
+    Yields the number of each batch.  A batch is a statement, and so a transaction unless one is
+    open: 100,000 rows at once would be locked for seconds.
     """
-    page = _page(store, consumer, of, None, BATCH)
+    page = _page(store, consumer, letter_filter, None, BATCH)
     while page:
         yield request_retries(store, page)
-        page = _page(store, consumer, of, page[-1], BATCH) if len(page) == BATCH else []
+        page = _page(store, consumer, letter_filter, page[-1], BATCH) if len(page) == BATCH else []
 
 
 def retry(
@@ -188,34 +230,49 @@ def retry(
     for consumer in consumers.values():
         if consumer.dataframe and make_frame is None:
             raise DeclarationError(
-                f"consumer {consumer.name} is set-based (dataframe=True), and its dead letters are retried on Spark: "
+                f"consumer {consumer.name} is set-based (dataframe=True), and its dead letters are "
+                "retried on Spark: "
                 f"penstock dead-letters retry {consumer.name}"
             )
     if any(isinstance(consumer, WorkerSpec) for consumer in consumers.values()):
         # A job is staged again: the role needs the rights of a producer as well.
-        with connect_postgres(get_database_url(database), application="dead letters", prepare=False) as connection:
+        with connect_postgres(
+            get_database_url(database), application="dead letters", prepare=False
+        ) as connection:
             check_privileges(Store(connection, pipeline.scope), "producer")
-    done: list[Retried] = []
-    ordered = sorted(letters, key=lambda each: (each.consumer, each.channel, each.shard, each.offset))
-    for (name, channel), group in groupby(ordered, key=lambda each: (each.consumer, each.channel)):
+    retried: list[Retried] = []
+    ordered = sorted(
+        letters, key=lambda letter: (letter.consumer, letter.channel, letter.shard, letter.offset)
+    )
+    for (name, channel), group in groupby(
+        ordered, key=lambda letter: (letter.consumer, letter.channel)
+    ):
         consumer = _reading(consumers[name], channel)
         transaction = HandlerTransaction(WorkerSetup(pipeline, consumer, database, prepare=prepare))
-        trial = LetterTrial(transaction, consumer, make_frame, patience_s=LOCK_TIMEOUT_S, superseded=superseded)
+        trial = LetterTrial(
+            transaction, consumer, make_frame, patience_s=LOCK_TIMEOUT_S, superseded=superseded
+        )
         try:
             for letter in group:
-                done.append(trial.run(letter))
-                if done[-1].outcome == "held":
+                retried.append(trial.run(letter))
+                if retried[-1].outcome == "held":
                     raise ServerUnavailable(
-                        f"retrying {letter.place}: {done[-1].reason}, for {LOCK_TIMEOUT_S:.0f} s now. Try again, or stop it"
+                        f"retrying {letter.place}: {retried[-1].reason}, for {LOCK_TIMEOUT_S:.0f} "
+                        "s now. Try again, or stop it"
                     )
-                log.info("dead letter retried", consumer=name, place=str(letter.place), outcome=done[-1].outcome)
+                log.info(
+                    "dead letter retried",
+                    consumer=name,
+                    place=str(letter.place),
+                    outcome=retried[-1].outcome,
+                )
         finally:
             transaction.close()
-    return done
+    return retried
 
 
 def _reading(consumer: ConsumerSpec, channel: str) -> ConsumerSpec:
-    """The consumer; one of several sources as the reader of the source whose log it is."""
+    """Returns the consumer; one of several sources as the reader of that log's source."""
     reads = consumer.channel
     if isinstance(reads, LogChannel) and reads.sources:
         return replace(consumer, channel=reads.of_source(channel.partition("@")[2]))

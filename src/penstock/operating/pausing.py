@@ -1,4 +1,4 @@
-"""Pausing: what reads is stopped by an operator, and goes on where it was; what writes does not notice.
+"""Pauses what reads, which goes on where it was; what writes does not notice.
 
 See ``penstock.database.registry`` for where a pause is read.
 """
@@ -21,16 +21,19 @@ MAX_REASON = 500
 
 
 def pause(store: Store, kind: PauseKind, name: str, *, reason: str, by: str) -> Pause:
-    """Pauses a consumer, or all consumers of a channel, also those that begin later; a second time, only the reason changes.
+    """Pauses a consumer, or all consumers of a channel, also later ones.
 
-    What is being applied goes on to its end: a batch of records, a visit to an Ick, a job.  Nothing is begun after it: log
-    and Ick read the pause with each transaction, the worker of a queue twice a second.
+    A second time, only the reason changes.  What is being applied goes on to its end: a batch of
+    records, a visit to an Ick, a job.  Nothing is begun after it: log and Ick read the pause with
+    each transaction, the worker of a queue twice a second.
 
-    Raises ``Unknown``, or ``Refused`` if the reason is empty or too long, or the consumer runs with another database.
+    Raises ``Unknown``, or ``Refused`` if the reason is empty or too long, or the consumer runs with
+    another database.
     """
     if not reason.strip() or len(reason) > MAX_REASON:
         raise Refused(
-            f"a pause needs a reason of 1 to {MAX_REASON} characters, which penstock status shows; this one has {len(reason)}"
+            f"a pause needs a reason of 1 to {MAX_REASON} characters, which penstock status shows; "
+            f"this one has {len(reason)}"
         )
     with store.transaction(f"pausing {kind} {name}"):
         check_pausable(store, kind, name)
@@ -55,7 +58,7 @@ def resume(store: Store, kind: PauseKind, name: str) -> Pause | None:
 
 @dataclass(frozen=True, slots=True)
 class DoneAction:
-    """Something that was done in the console."""
+    """An action that was done in the console."""
 
     done_at: datetime
     done_by: str
@@ -66,28 +69,32 @@ class DoneAction:
 def note_action(store: Store, by: str, title: str, command: str) -> None:
     """Writes into the log of actions, in the transaction of what is done."""
     store.execute(
-        "note_action", {"by": by, "title": title, "command": command}, doing="noting what is done in penstock.actions"
+        "note_action",
+        {"by": by, "title": title, "command": command},
+        doing="noting what is done in penstock.actions",
     )
 
 
 def find_last_action(store: Store, title: str) -> int | None:
-    """The number of the last action of a title; None if there was none."""
+    """Returns the number of the last action of a title; None if there was none."""
     number = store.value("last_action", {"title": title}, doing="reading the log")
     return None if number is None else int(number)
 
 
 def list_actions(store: Store, *, limit: int = 200) -> list[DoneAction]:
-    """What was done last, the newest first."""
+    """Returns the last actions, newest first."""
     rows = store.rows("actions", {"limit": limit}, binary=True, doing="reading the log of actions")
     return [DoneAction(*row) for row in rows]
 
 
 def find_pauses(store: Store, kind: PauseKind, name: str) -> list[Pause]:
-    """The pauses that hold a consumer, or the consumers of a channel: its own, and those of what it reads, or is read by."""
+    """Returns the pauses that hold a consumer, or a channel's consumers; not only its own."""
     with postgres_errors("reading the pauses"):
-        readers = [each for each in list_consumers(store) if name in {each.consumer, each.channel}]
-        own = {(kind, name), *(("channel", each.channel) for each in readers)}
-        return [found for found in read_pauses(store) if (found.kind, found.name) in own]
+        readers = [row for row in list_consumers(store) if name in {row.consumer, row.channel}]
+        subjects = {(kind, name), *(("channel", row.channel) for row in readers)}
+        return [
+            held_by for held_by in read_pauses(store) if (held_by.kind, held_by.name) in subjects
+        ]
 
 
 def check_pausable(store: Store, kind: PauseKind, name: str) -> None:
@@ -96,9 +103,12 @@ def check_pausable(store: Store, kind: PauseKind, name: str) -> None:
         check_registered(store, name)
         if store.rows("reported_names", {"consumer": name, "successor": name}):
             raise Refused(
-                f"{name} is a consumer of another database, which reports its checkpoints here. Pause it there"
+                f"{name} is a consumer of another database, which reports its checkpoints here. "
+                "Pause it there"
             )
         return
-    known = [channel for (channel,) in store.execute("readable_channels")]
-    if name not in known:
-        raise Unknown(f"no channel {name!r} is registered; there are: {', '.join(known) or 'none'}")
+    readable = [channel for (channel,) in store.execute("readable_channels")]
+    if name not in readable:
+        raise Unknown(
+            f"no channel {name!r} is registered; there are: {', '.join(readable) or 'none'}"
+        )

@@ -1,6 +1,7 @@
-"""Sessions of consumers and workers that make no progress: they wait for a lock, or their handler or its statement takes long.
+"""Finds sessions of consumers that make no progress.
 
-More processes help none of them.  Postgres knows who holds the lock; the queries are not shown, because they may hold payloads.
+They wait for a lock, or their handler or its statement takes long.  More processes help none of
+them.  Postgres knows who holds the lock; the queries are not shown, because they may hold payloads.
 """
 
 from collections import defaultdict
@@ -30,25 +31,28 @@ class Blocker:
     age_s: float | None  # seconds that it has been open
 
     def __str__(self) -> str:
-        """A description."""
+        """Returns a description."""
         if not self.pid:
             return "a prepared transaction"
-        known = [
+        facts = [
             self.application or "unnamed",
             *([f"user {self.user}"] if self.user else []),
             self.state or "state hidden",
         ]
         if self.query_at is not None:
-            known.append(f"its statement began at {self.query_at:%H:%M:%S} UTC")
+            facts.append(f"its statement began at {self.query_at:%H:%M:%S} UTC")
         if self.age_s is not None:
-            known.append(f"its transaction {format_seconds(self.age_s)} ago")
-        return f"process {self.pid} ({', '.join(known)})"
+            facts.append(f"its transaction {format_seconds(self.age_s)} ago")
+        return f"process {self.pid} ({', '.join(facts)})"
 
     @property
     def how_to_end(self) -> str:
-        """Command that ends it."""
+        """Returns the command that ends it."""
         if not self.pid:
-            return "COMMIT PREPARED or ROLLBACK PREPARED: SELECT gid FROM pg_prepared_xacts ORDER BY prepared"
+            return (
+                "COMMIT PREPARED or ROLLBACK PREPARED: SELECT gid FROM pg_prepared_xacts ORDER BY "
+                "prepared"
+            )
         return f"end it in its application, or SELECT pg_terminate_backend({self.pid})"
 
 
@@ -58,50 +62,66 @@ class WorkerSession:
 
     application: str  # the name of the consumer after ``APPLICATION``
     pid: int
-    # ``blocked``: it waits for a lock.  ``handler``: its transaction waits for the handler.  ``statement``: a statement runs.
+    # ``blocked``: it waits for a lock.  ``handler``: its transaction waits for the handler.
+    # ``statement``: a statement runs.
     kind: Literal["blocked", "handler", "statement"]
     since_s: float | None  # seconds; None if this role may not see it
     blockers: tuple[Blocker, ...] = ()  # those that wait for nobody themselves
 
     def belongs_to(self, consumer: str) -> bool:
-        """True if this is a session of a consumer."""
+        """Returns whether this is a session of a consumer."""
         return self.application == f"{APPLICATION}{consumer}"[:63]
 
     def __str__(self) -> str:
-        """A description, to follow the consumer's name."""
+        """Returns a description, to follow the consumer's name."""
         since = "" if self.since_s is None else f" for {format_seconds(self.since_s)}"
         match self.kind:
             case "blocked":
                 return f"has waited{since} for a lock of {' and '.join(map(str, self.blockers))}"
             case "handler":
-                return f"has been busy in its handler{since}, without a statement (process {self.pid})"
+                return (
+                    f"has been busy in its handler{since}, without a statement (process {self.pid})"
+                )
             case _:
                 return f"has been busy with one statement{since} (process {self.pid})"
 
     @property
     def cause(self) -> str:
-        """It in a word."""
+        """Returns the cause in a word."""
         return "blocked" if self.kind == "blocked" else "busy"
 
     @property
     def how_to_go_on(self) -> str:
-        """What has it go on."""
+        """Returns what makes it go on."""
         match self.kind:
             case "blocked":
                 return self.blockers[0].how_to_end
             case "handler":
-                return "find out what the handler waits for: another server, a lock of its own, a sleep; more processes do not help its shard"
+                return (
+                    "find out what the handler waits for: another server, a lock of its own, a "
+                    "sleep; more processes do not help its shard"
+                )
             case _:
-                return f"see what takes long: SELECT query FROM pg_stat_activity WHERE pid = {self.pid}"
+                return (
+                    "see what takes long: SELECT query FROM pg_stat_activity WHERE pid = "
+                    f"{self.pid}"
+                )
 
 
 def read_sessions(store: Store, longer_s: float | None = None) -> tuple[WorkerSession, ...]:
     """Reads the sessions that make no progress, by their process."""
-    found: dict[int, WorkerSession] = {}
+    sessions: dict[int, WorkerSession] = {}
     blockers: dict[int, list[Blocker]] = defaultdict(list)
-    values, doing = {"longer_s": LONG_S if longer_s is None else longer_s}, "reading the sessions of workers"
-    for pid, application, kind, since_s, *blocker in store.rows("worker_sessions", values, binary=True, doing=doing):
-        found[pid] = WorkerSession(application, pid, kind, since_s)
+    values, doing = (
+        {"longer_s": LONG_S if longer_s is None else longer_s},
+        "reading the sessions of workers",
+    )
+    for pid, application, kind, since_s, *blocker in store.rows(
+        "worker_sessions", values, binary=True, doing=doing
+    ):
+        sessions[pid] = WorkerSession(application, pid, kind, since_s)
         if blocker[0] is not None:
             blockers[pid].append(Blocker(*blocker))
-    return tuple(replace(each, blockers=tuple(blockers[pid])) for pid, each in found.items())
+    return tuple(
+        replace(session, blockers=tuple(blockers[pid])) for pid, session in sessions.items()
+    )

@@ -1,4 +1,4 @@
-"""The input and the result of a check."""
+"""Input and result of a check."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Grade = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of a check: ``ok``, ``warning`` or ``error``; and what repairs it, empty if all is well.
+    """Result of a check, with what repairs it; ``fix`` is empty if all is well.
 
     ``unreachable``: a server did not answer, so that nothing could be checked.
     """
@@ -30,12 +30,12 @@ class CheckResult:
 
 
 def error(message: str, fix: str, check: str = "") -> CheckResult:
-    """Records can be lost, or do not move."""
+    """Returns an error: records can be lost, or do not move."""
     return CheckResult(check, "error", message, fix)
 
 
 def warning(message: str, fix: str, check: str = "") -> CheckResult:
-    """Worth knowing, recovers by itself, or is about to become an error."""
+    """Returns a warning: worth knowing, recovers by itself, or is about to become an error."""
     return CheckResult(check, "warning", message, fix)
 
 
@@ -50,16 +50,16 @@ class CheckContext:
 
     @property
     def scope(self) -> Scope:
-        """Where the pipeline is."""
+        """Returns where the pipeline is."""
         return self.store.scope
 
     def rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
-        """The rows of a statement of this folder."""
+        """Returns the rows of a statement of this folder."""
         return self.store.rows(name, values)
 
     @cached_property
     def status(self) -> Status:
-        """Progress of all records."""
+        """Returns the progress of all records."""
         return status(self.store, self.client, self.pipeline)
 
 
@@ -68,9 +68,9 @@ Results = Generator[CheckResult, None, str | None]
 
 
 class Check(Protocol):
-    """A function that reads and changes nothing; its results have its name, unless they have one of their own."""
+    """A function that only reads; its results have its name, unless they have their own."""
 
     __name__: str
 
     def __call__(self, context: CheckContext, /) -> Results:
-        """The results."""
+        """Yields the results."""

@@ -9,9 +9,24 @@ from penstock.database.statements import quote
 from penstock.display import format_seconds
 from penstock.errors import ReadOnlyPostgres, UnsafeSetting
 from penstock.journal.lineage import server_identity
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, warning
+from penstock.operating.doctor.check import (
+    Check,
+    CheckContext,
+    CheckResult,
+    Results,
+    error,
+    warning,
+)
 from penstock.schema.initialise import check_encoding
-from penstock.schema.roles import Right, RoleName, describe, grant_sql, lacking, rights, working_rights
+from penstock.schema.roles import (
+    Right,
+    RoleName,
+    describe,
+    grant_sql,
+    lacking,
+    rights,
+    working_rights,
+)
 
 OLDEST_POSTGRES = 140_000
 LONG_S = 60
@@ -22,22 +37,22 @@ WRAPAROUND_WARNING, WRAPAROUND_ERROR = 1_000_000_000, 1_800_000_000
 
 
 def postgres(context: CheckContext) -> Results:
-    """Reachable, new enough, the primary, writable."""
+    """Checks that Postgres is reachable, new enough, the primary, and writable."""
     version = context.store.connection.info.server_version
-    shown = f"Postgres {version // 10_000}.{version % 10_000}"
+    server = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < OLDEST_POSTGRES:
-        yield error(f"{shown} is too old", "upgrade to Postgres 14 or newer")
+        yield error(f"{server} is too old", "upgrade to Postgres 14 or newer")
         return None
     try:
-        found = server_identity(context.store)
+        identity = server_identity(context.store)
     except ReadOnlyPostgres as refused:
         yield error(str(refused), "point database_url at the primary")
         return None
-    return f"{shown}, primary, cluster {found.system_identifier}, timeline {found.timeline}"
+    return f"{server}, primary, cluster {identity.system_identifier}, timeline {identity.timeline}"
 
 
 def encoding(context: CheckContext) -> Results:
-    """The database can hold every character."""
+    """Checks that the database can hold every character."""
     try:
         check_encoding(context.store.connection)
     except UnsafeSetting as unsafe:
@@ -46,24 +61,29 @@ def encoding(context: CheckContext) -> Results:
 
 
 def encryption(context: CheckContext) -> Results:
-    """A connection across a network is encrypted, and the server's certificate verified."""
+    """Checks that a connection across a network is encrypted, and its certificate verified."""
     connection = context.store.connection.pgconn
     options = {option.keyword: option.val for option in connection.info}
     mode = (options.get(b"sslmode") or b"prefer").decode()
-    yield examine_encryption(context.store.connection.info.host, mode, encrypted=connection.ssl_in_use)
+    yield examine_encryption(
+        context.store.connection.info.host, mode, encrypted=connection.ssl_in_use
+    )
     return None
 
 
 def examine_encryption(host: str, mode: str, *, encrypted: bool) -> CheckResult:
-    """The result for a connection."""
-    fix = "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
+    """Returns the result for a connection."""
+    fix = (
+        "add to database_url: sslmode=verify-full&sslrootcert=/path/ca.pem (or sslrootcert=system)"
+    )
     if _is_local(host):
         return CheckResult("encryption", "ok", "Postgres is on this machine")
     if not encrypted:
         return warning(f"the connection to {host} is not encrypted: others may read it", fix)
     if mode not in {"verify-full", "verify-ca"}:
         return warning(
-            f"the connection to {host} is encrypted, but sslmode={mode} verifies no certificate: another server may answer",
+            f"the connection to {host} is encrypted, but sslmode={mode} verifies no certificate: "
+            "another server may answer",
             fix,
         )
     return CheckResult("encryption", "ok", f"the certificate of {host} is verified ({mode})")
@@ -79,58 +99,66 @@ def _is_local(host: str) -> bool:
 
 
 def durability(context: CheckContext) -> Results:
-    """A commit survives a crash."""
+    """Checks that a commit survives a crash."""
     names = ["fsync", "full_page_writes", "synchronous_commit"]
-    found: dict[str, str] = {row[0]: row[1] for row in context.rows("settings", names=names)}
-    off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
+    settings: dict[str, str] = {row[0]: row[1] for row in context.rows("settings", names=names)}
+    off = [name for name in ("fsync", "full_page_writes") if settings.get(name) == "off"]
     if off:
-        fix = " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off) + " SELECT pg_reload_conf()"
+        fix = (
+            " ".join(f"ALTER SYSTEM SET {name} = on;" for name in off) + " SELECT pg_reload_conf()"
+        )
         yield error(f"{' and '.join(off)} off: a crash of the machine can damage all data", fix)
-    elif found.get("synchronous_commit") == "off":
+    elif settings.get("synchronous_commit") == "off":
         yield warning(
-            "synchronous_commit is off: a crash can lose an application's last commits, records and changes alike. "
+            "synchronous_commit is off: a crash can lose an application's last commits, records "
+            "and changes alike. "
             "Published records stay: the journal commits synchronously",
             "ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf()",
         )
-    return f"fsync on, synchronous_commit {found.get('synchronous_commit')}"
+    return f"fsync on, synchronous_commit {settings.get('synchronous_commit')}"
 
 
 def transaction_ids(context: CheckContext) -> Results:
-    """Postgres is far from refusing writes for lack of transaction ids."""
+    """Checks that Postgres is far from refusing writes for lack of transaction ids."""
     [(used,)] = context.rows("transaction_ids")
-    found = f"{used:,} since the oldest unfrozen one"
+    age = f"{used:,} since the oldest unfrozen one"
     if used >= WRAPAROUND_WARNING:
         yield (error if used >= WRAPAROUND_ERROR else warning)(
-            f"{found}; at about 2,140,000,000 Postgres refuses writes",
-            "VACUUM (FREEZE), and end what blocks it: long, idle and prepared transactions, replication slots",
+            f"{age}; at about 2,140,000,000 Postgres refuses writes",
+            "VACUUM (FREEZE), and end what blocks it: long, idle and prepared transactions, "
+            "replication slots",
         )
-    return found
+    return age
 
 
 def long_transactions(context: CheckContext) -> Results:
-    """No transaction is open for long; one that is delays only its own records."""
+    """Checks that no transaction is open for long; one that is delays only its own records."""
     for pid, application, state, seconds in context.rows("long_transactions", longer_s=LONG_S):
         yield warning(
-            f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for {format_seconds(seconds)}",
+            f"process {pid} ({application or 'unnamed'}, {state}) has been in a transaction for "
+            f"{format_seconds(seconds)}",
             f"end it in its application, or SELECT pg_terminate_backend({pid})",
         )
     [(sees_others,)] = context.rows("sees_others")
     if not sees_others:
         login = context.store.connection.info.user
-        yield warning(f"{login} does not see those of other roles", f"GRANT pg_read_all_stats TO {quote(login)};")
+        yield warning(
+            f"{login} does not see those of other roles",
+            f"GRANT pg_read_all_stats TO {quote(login)};",
+        )
     return f"none open for more than {LONG_S} s"
 
 
 def prepared_transactions(context: CheckContext) -> Results:
-    """No prepared transaction is unfinished for long."""
+    """Checks that no prepared transaction is unfinished for long."""
     for name, seconds in context.rows("prepared_transactions", longer_s=LONG_S):
-        found = f"{name!r} was prepared {format_seconds(seconds)} ago and is not finished"
-        yield warning(found, "COMMIT PREPARED or ROLLBACK PREPARED it")
+        message = f"{name!r} was prepared {format_seconds(seconds)} ago and is not finished"
+        yield warning(message, "COMMIT PREPARED or ROLLBACK PREPARED it")
     return f"none waiting for more than {LONG_S} s"
 
 
 def pooler(context: CheckContext) -> Results:
-    """Statements are prepared on direct connections alone."""
+    """Tells whether statements are prepared: only on direct connections."""
     yield from ()
     if is_direct(context.store.connection):
         return "connected to Postgres directly"
@@ -152,7 +180,7 @@ Missing = dict[RoleName, list[Right]]
 
 
 def privileges(context: CheckContext) -> Results:
-    """This login has all privileges of each work that it has some of."""
+    """Checks that this login has all privileges of each work that it has some of."""
     login = context.store.connection.info.user
     missing: Missing = {role: lacking(context.store, _needed(role)) for role in _WORK}
     complete = [role for role in _WORK if not missing[role]]
@@ -160,11 +188,14 @@ def privileges(context: CheckContext) -> Results:
     if not complete and not partial:
         partial = [min(_WORK, key=lambda role: len(missing[role]))]
     for role in partial:
-        found = f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}"
-        yield warning(found, _make_grants(context, role, missing[role], login))
+        message = f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}"
+        yield warning(message, _make_grants(context, role, missing[role], login))
     if surplus := [] if len(complete) == len(_WORK) else _find_surplus(context):
-        found = f"{login} may set columns of staged records that order them or hide them: {describe(surplus)}"
-        yield warning(found, _SEE_ROLES)
+        message = (
+            f"{login} may set columns of staged records that order them or hide them: "
+            f"{describe(surplus)}"
+        )
+        yield warning(message, _SEE_ROLES)
     return f"{login} has what it takes to {', '.join(_WORK[role] for role in complete)}"
 
 
@@ -173,29 +204,37 @@ def _needed(role: RoleName) -> frozenset[Right]:
 
 
 def _find_surplus(context: CheckContext) -> list[Right]:
-    """Columns of staged records that only Postgres should set, and that this login may set."""
+    """Returns columns of staged records that only Postgres should set, but this login may."""
     columns = [Right("TABLE", "staged_records", "INSERT", name) for name in _SET_BY_POSTGRES]
     missing = lacking(context.store, columns)
     return [right for right in columns if right not in missing]
 
 
 def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
-    """Works that the login has privileges for which no work that it may do explains.
+    """Returns works that privileges of the login hint at, but no work that it may do explains.
 
-    By tables alone: everyone may call functions unless that was revoked.
+    It looks at tables alone: everyone may call functions unless that was revoked.
     """
     explained = frozenset[Right]().union(*(rights(role) for role in complete))
-    held = {role: _needed(role) - set(missing[role]) for role in missing if missing[role]}
+    granted = {role: _needed(role) - set(missing[role]) for role in missing if missing[role]}
     unexplained = {
-        role: {r for r in held[role] - explained if r.kind == "TABLE" and replace(r, column="") not in explained}
-        for role in held
+        role: {
+            r
+            for r in granted[role] - explained
+            if r.kind == "TABLE" and replace(r, column="") not in explained
+        }
+        for role in granted
     }
     most = max(map(len, unexplained.values()), default=0)
-    return [role for role, found in unexplained.items() if found and len(found) == most]
+    return [
+        role
+        for role, unexplained_rights in unexplained.items()
+        if unexplained_rights and len(unexplained_rights) == most
+    ]
 
 
 def _make_grants(context: CheckContext, role: RoleName, missing: list[Right], login: str) -> str:
-    """The group role, if the database has one for this work; else the privileges one by one."""
+    """Returns a grant of the work's group role, if there is one; else of single privileges."""
     candidates = context.rows("group_roles", ending=f"_{role}")
     for (group,) in candidates:
         if not lacking(context.store, _needed(role), group):

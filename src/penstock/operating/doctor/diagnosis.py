@@ -24,28 +24,30 @@ CHECK_TIMEOUT_S = 20
 _SEE_PRIVILEGES = "see the check of privileges, or run penstock doctor as a viewer"
 
 
-def diagnose(store: Store, client: RedisClient, pipeline: Pipeline | None = None) -> list[CheckResult]:
+def diagnose(
+    store: Store, client: RedisClient, pipeline: Pipeline | None = None
+) -> list[CheckResult]:
     """Runs all checks."""
     store = store if pipeline is None else Store(store.connection, pipeline.scope)
     context = CheckContext(store, client, pipeline)
     if not isinstance(store.connection, WorkerConnection):
         return _check_servers(context)
-    before = store.connection.timeouts
+    timeouts = store.connection.timeouts
     store.connection.timeouts = Timeouts(statement_s=CHECK_TIMEOUT_S, lock_s=CHECK_TIMEOUT_S)
     try:
         return _check_servers(context)
     finally:
-        store.connection.timeouts = before
+        store.connection.timeouts = timeouts
 
 
 def worst(results: Iterable[CheckResult]) -> Grade:
-    """The worst grade among them."""
+    """Returns the worst grade among them."""
     grades = {result.grade for result in results}
     return "error" if "error" in grades else "warning" if "warning" in grades else "ok"
 
 
 def _check_servers(context: CheckContext) -> list[CheckResult]:
-    """Both servers, then what is in them as far as they answer."""
+    """Checks both servers, then what is in them as far as they answer."""
     results = _run(database_checks.SERVER, context)
     if any(result.unreachable for result in results):
         return results + _check_contents(context)
@@ -60,7 +62,7 @@ def _check_servers(context: CheckContext) -> list[CheckResult]:
 
 
 def _check_contents(context: CheckContext) -> list[CheckResult]:
-    """Tables and keys; the keys only if Redis answers."""
+    """Checks the tables, and the keys if Redis answers."""
     redis_results = _check_redis(context)
     results = _run(pipeline_checks.CHECKS, context) + redis_results
     if not any(result.unreachable for result in redis_results):
@@ -69,7 +71,7 @@ def _check_contents(context: CheckContext) -> list[CheckResult]:
 
 
 def _check_redis(context: CheckContext) -> list[CheckResult]:
-    """Redis as a server; that it does not answer is reported once."""
+    """Checks Redis as a server; that it does not answer is reported once."""
     results = _run((redis_checks.redis,), context)
     if any(result.unreachable for result in results):
         return results
@@ -81,15 +83,15 @@ def _run(checks: Sequence[Check], context: CheckContext) -> list[CheckResult]:
 
 
 def _run_one(check: Check, context: CheckContext) -> list[CheckResult]:
-    """The results of a check: those that it yields; if there are none, that all is well."""
+    """Returns the results that a check yields, or that all is well."""
     name, results = check.__name__.replace("_", " "), check(context)
-    found: list[CheckResult] = []
+    reported: list[CheckResult] = []
     try:
         while True:
             result = next(results)
-            found.append(replace(result, check=result.check or name))
+            reported.append(replace(result, check=result.check or name))
     except StopIteration as ended:
-        return found or ([CheckResult(name, "ok", ended.value)] if ended.value else [])
+        return reported or ([CheckResult(name, "ok", ended.value)] if ended.value else [])
     except PrivilegeMissing as error:
         return [warning(str(error), _SEE_PRIVILEGES, name)]
     except PenstockError as error:
@@ -110,8 +112,8 @@ def _report_failure(name: str, error: psycopg.Error | redis.RedisError) -> Check
             message = f"this role lacks the privileges: {first_line(error)}"
             return CheckResult(name, "warning", message, _SEE_PRIVILEGES)
         case psycopg.OperationalError() | redis.ConnectionError():
-            where = "Redis" if isinstance(error, redis.RedisError) else "Postgres"
+            server = "Redis" if isinstance(error, redis.RedisError) else "Postgres"
             fix = "see docs: errors#serverunavailable"
-            return CheckResult(name, "error", f"{where} does not answer", fix, unreachable=True)
+            return CheckResult(name, "error", f"{server} does not answer", fix, unreachable=True)
         case _:
             return CheckResult(name, "warning", f"could not be checked: {describe(error)}")

@@ -16,12 +16,25 @@ from penstock.declaring.kinds import get_traits
 from penstock.display import format_count, format_seconds
 from penstock.errors import CodecMissing
 from penstock.journal.journal_reader import missed_records as find_missed
-from penstock.operating.doctor.check import Check, CheckContext, CheckResult, Results, error, warning
+from penstock.operating.doctor.check import (
+    Check,
+    CheckContext,
+    CheckResult,
+    Results,
+    error,
+    warning,
+)
 from penstock.operating.status.snapshot import ChannelStatus, ConsumerShard, ConsumerStatus, Status
 from penstock.operating.worker_sessions import WorkerSession
 from penstock.records import Scope
 from penstock.schema.capture import find_unreadable, inspect_triggers
-from penstock.schema.revisions import find_revision, is_newer, newest_shipped, upgrade_command, why_unusable
+from penstock.schema.revisions import (
+    find_revision,
+    is_newer,
+    newest_shipped,
+    upgrade_command,
+    why_unusable,
+)
 from penstock.streaming.faults import UnknownShard
 from penstock.streaming.scheduler import make_declaration
 from penstock.streaming.sequencer import check_identity_cache
@@ -43,41 +56,48 @@ STALLED_S = 15.0
 
 
 def schema(context: CheckContext) -> Results:
-    """This release works with the tables, and they are its own."""
+    """Checks that this release works with the tables, and that they are Penstock's."""
     name, shipped = context.scope.schema, newest_shipped()
-    found = find_revision(Store(context.store.connection, Scope(name)))
-    if (unusable := why_unusable(found, name)) is not None:
+    revision = find_revision(Store(context.store.connection, Scope(name)))
+    if (unusable := why_unusable(revision, name)) is not None:
         yield error(unusable.reason, unusable.fix)
         return None
-    assert found is not None  # or it would be unusable
-    kept = "" if found.is_own else f", kept in {found.table}"
-    message = f"schema {name} is at revision {found.revision}{kept}"
-    if is_newer(found.revision):
+    assert revision is not None  # or it would be unusable
+    place = "" if revision.is_own else f", kept in {revision.table}"
+    message = f"schema {name} is at revision {revision.revision}{place}"
+    if is_newer(revision.revision):
         yield warning(
-            f"{message}; this release ships {shipped} and works with it", "pip install --upgrade penstock-outbox"
+            f"{message}; this release ships {shipped} and works with it",
+            "pip install --upgrade penstock-outbox",
         )
-    elif found.revision != shipped:
-        yield warning(f"{message}; this release ships {shipped}, and works with both", upgrade_command(found, name))
+    elif revision.revision != shipped:
+        yield warning(
+            f"{message}; this release ships {shipped}, and works with both",
+            upgrade_command(revision, name),
+        )
     return message
 
 
 def identity(context: CheckContext) -> Results:
-    """Record ids are drawn one at a time, and ids and offsets are far from their limit."""
+    """Checks that record ids are drawn one by one; ids and offsets are far from their limit."""
     check_identity_cache(context.store)
-    [(highest, offset)] = context.rows("highest_id", table=quote(context.scope.schema, "staged_records"))
+    [(highest, offset)] = context.rows(
+        "highest_id", table=quote(context.scope.schema, "staged_records")
+    )
     if max(highest, offset) > MAX_OFFSET // 2:
-        found = f"record {highest:,}, offset {offset:,}: numbers are exact up to {MAX_OFFSET:,}"
-        yield error(found, "move to new channels before they reach it")
+        message = f"record {highest:,}, offset {offset:,}: numbers are exact up to {MAX_OFFSET:,}"
+        yield error(message, "move to new channels before they reach it")
     return f"record ids are drawn one at a time; the last was {highest:,}"
 
 
 def missed_records(context: CheckContext) -> Results:
-    """The sequencer has passed over no record."""
-    found = [m for m in find_missed(context.store) if not m.is_isolated]
-    if found:
-        count, first = sum(each.count for each in found), min(each.first for each in found)
+    """Checks that the sequencer has passed over no record."""
+    missed = [m for m in find_missed(context.store) if not m.is_isolated]
+    if missed:
+        count, first = sum(group.count for group in missed), min(group.first for group in missed)
         yield error(
-            f"{format_count(count, 'committed record')} without an offset, which will get none (the first is {first}): the database was partly "
+            f"{format_count(count, 'committed record')} without an offset, which will get none "
+            f"(the first is {first}): the database was partly "
             "restored, or changed by hand, or a producer wrote an old xid",
             "penstock reset epoch",
         )
@@ -85,14 +105,16 @@ def missed_records(context: CheckContext) -> Results:
 
 
 def judge_status(current: Status) -> list[CheckResult]:
-    """What a status alone shows to be wrong: no server is asked."""
-    faults = (replace(each, check=each.check or "shards") for each in _judge_shards(current))
-    progress = (replace(each, check=each.check or "consumers") for each in _judge_consumers(current))
+    """Returns what a status alone shows to be wrong; asks no server."""
+    faults = (replace(result, check=result.check or "shards") for result in _judge_shards(current))
+    progress = (
+        replace(result, check=result.check or "consumers") for result in _judge_consumers(current)
+    )
     return [*faults, *progress, *_judge_schedules(current)]
 
 
 def shards(context: CheckContext) -> Results:
-    """No record is isolated, and no shard is stopped."""
+    """Checks that no record is isolated, and no shard is stopped."""
     yield from _judge_shards(context.status)
     return "no record is isolated, and no shard is stopped"
 
@@ -101,9 +123,12 @@ def _judge_shards(current: Status) -> Iterator[CheckResult]:
     faults = current.faults
     for record in faults.isolated.first:
         yield error(
-            f"record {record.id} of {str(record.shard)!r} gets no offset: {record.reason}; {faults.isolated.count:,} in all",
-            f"correct it: UPDATE {current.schema}.staged_records SET xid = pg_current_xact_id(), created_at = "
-            f"clock_timestamp() WHERE id = {record.id}; or DELETE it; and let producers insert no xid, id or created_at",
+            f"record {record.id} of {str(record.shard)!r} gets no offset: {record.reason}; "
+            f"{faults.isolated.count:,} in all",
+            f"correct it: UPDATE {current.schema}.staged_records SET xid = pg_current_xact_id(), "
+            "created_at = "
+            f"clock_timestamp() WHERE id = {record.id}; or DELETE it; and let producers insert no "
+            "xid, id or created_at",
             "isolated records",
         )
     for stopped in faults.stopped:
@@ -115,30 +140,34 @@ def _judge_shards(current: Status) -> Iterator[CheckResult]:
 
 
 def journal(context: CheckContext) -> Results:
-    """The journal has no holes, and the records that it names exist."""
+    """Checks that the journal has no holes, and that the records that it names exist."""
     for channel, shard, count, first in context.rows("holes"):
         yield error(
-            f"{channel}/{shard}: {format_count(count, 'hole')}, the first before offset {first}: rows were deleted by hand",
+            f"{channel}/{shard}: {format_count(count, 'hole')}, the first before offset {first}: "
+            "rows were deleted by hand",
             "consumers before it halt with a Gap; see docs: errors#gap",
         )
     [(missing, first)] = context.rows("missing_records", entries=SAMPLE)
     if missing:
         yield error(
-            f"it names {format_count(missing, 'record')} missing from staged_records (the first is {first}): not deleted by Penstock",
+            f"it names {format_count(missing, 'record')} missing from staged_records (the first is "
+            f"{first}): not deleted by Penstock",
             "restore them; those already in Redis stay there until they are evicted",
         )
     return "no holes; its records exist"
 
 
 def consumers(context: CheckContext) -> Results:
-    """Records are sequenced and applied, and every registered consumer is declared."""
+    """Checks that records are sequenced and applied, and every registered consumer is declared."""
     yield from _judge_consumers(context.status)
     return f"{len(context.status.consumers)} registered; none halted, none late"
 
 
 def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     yield from _check_sequencing(current)
-    has_letters = cache(current.has_letters)  # it looks at every shard, and each of them may be halted
+    has_letters = cache(
+        current.has_letters
+    )  # it looks at every shard, and each of them may be halted
     for consumer, shard, reason in current.halted:
         yield error(
             f"{consumer} is halted in {shard}: {reason}",
@@ -149,15 +178,17 @@ def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     for shard, count, reason in current.unread:
         yield error(
             f"{shard}: {format_count(count, 'record')}; {reason}",
-            "start the consumer again, which adds the checkpoint, or declare the channel and run penstock stream; "
+            "start the consumer again, which adds the checkpoint, or declare the channel and run "
+            "penstock stream; "
             "otherwise find out what staged them",
             "unread shards",
         )
     channels = {channel.channel: channel for channel in current.channels}
-    for each in current.consumers:
-        yield from _check_consumer(each)
-        if current.find_pause(each) is None:
-            yield from _check_lag(each, channels.get(each.channel), current.find_sessions(each), current.redis)
+    for reader in current.consumers:
+        yield from _check_consumer(reader)
+        if current.find_pause(reader) is None:
+            channel, sessions = channels.get(reader.channel), current.find_sessions(reader)
+            yield from _check_lag(reader, channel, sessions, current.redis)
 
 
 def _check_sequencing(current: Status) -> Iterator[CheckResult]:
@@ -166,94 +197,137 @@ def _check_sequencing(current: Status) -> Iterator[CheckResult]:
         if oldest > STALLED_S:
             staged = sum(shard.staged for shard in channel.shards)
             yield error(
-                f"{channel.channel}: {format_count(staged, 'committed record')} waiting for the sequencer, the oldest for {format_seconds(oldest)}: no "
-                "streamer and no recruit has ticked since they were committed; the last tick with records was "
+                f"{channel.channel}: {format_count(staged, 'committed record')} waiting for the "
+                f"sequencer, the oldest for {format_seconds(oldest)}: no "
+                "streamer and no recruit has ticked since they were committed; the last tick with "
+                "records was "
                 f"{format_seconds(current.tick_s)} ago",
-                "penstock stream, or penstock run; if requests do the work, find out why none comes or why its chores give up",
+                "penstock stream, or penstock run; if requests do the work, find out why none "
+                "comes or why its chores give up",
                 "streamer",
             )
 
 
-def _check_consumer(each: ConsumerStatus) -> Iterator[CheckResult]:
-    """It is declared, and has no dead letters."""
-    if each.declared is False:
+def _check_consumer(consumer: ConsumerStatus) -> Iterator[CheckResult]:
+    """Checks that it is declared, and has no dead letters."""
+    if consumer.declared is False:
         yield warning(
-            f"{each.consumer} is registered, but the pipeline does not declare it: everything after its checkpoints is kept",
-            f"declare it, or run penstock doctor for the pipeline that does{each.how_to_end}",
+            f"{consumer.consumer} is registered, but the pipeline does not declare it: everything "
+            "after its checkpoints is kept",
+            f"declare it, or run penstock doctor for the pipeline that does{consumer.how_to_end}",
         )
-    if letters := sum(shard.dead_letters for shard in each.shards):
-        found = f"{each.consumer} has {format_count(letters, 'dead letter')}"
-        yield warning(found, f"penstock dead-letters list {each.consumer}", "dead letters")
+    if letters := sum(shard.dead_letters for shard in consumer.shards):
+        message = f"{consumer.consumer} has {format_count(letters, 'dead letter')}"
+        yield warning(message, f"penstock dead-letters list {consumer.consumer}", "dead letters")
 
 
 def _check_lag(
-    each: ConsumerStatus, channel: ChannelStatus | None, sessions: Sequence[WorkerSession], redis: str | None
+    consumer: ConsumerStatus,
+    channel: ChannelStatus | None,
+    sessions: Sequence[WorkerSession],
+    redis: str | None,
 ) -> Iterator[CheckResult]:
-    """It keeps up: it holds back no retention, and reads nothing from Postgres because it has left Redis, or soon will."""
-    verb = get_traits(None if channel is None else channel.kind).verb
-    behind = [shard for shard in each.shards if shard.lag and shard.halted is None]
-    yield from _check_speed(each, verb, behind, sessions, redis)
+    """Checks that it keeps up, and holds back no retention.
 
-    def how_to_go_on(more: str = "") -> str:
-        is_halted = not behind and any(shard.halted is not None for shard in each.shards)
-        return ("let its halted shards go on" if is_halted else each.how_to_go_on(verb, more)) + each.how_to_end
+    It must not read from Postgres because records have left Redis, or soon will.
+    """
+    verb = get_traits(None if channel is None else channel.kind).verb
+    behind = [shard for shard in consumer.shards if shard.lag and shard.halted is None]
+    yield from _check_speed(consumer, verb, behind, sessions, redis)
+
+    def how_to_go_on(hint: str = "") -> str:
+        is_halted = not behind and any(shard.halted is not None for shard in consumer.shards)
+        return (
+            "let its halted shards go on" if is_halted else consumer.how_to_go_on(verb, hint)
+        ) + consumer.how_to_end
 
     message = None
-    if evicted := sum(shard.evicted for shard in each.shards):
+    if evicted := sum(shard.evicted for shard in consumer.shards):
         message = (
-            f"{each.consumer} is {format_count(evicted, 'record')} behind the first entry of {each.channel} in Redis: "
+            f"{consumer.consumer} is {format_count(evicted, 'record')} behind the first entry of "
+            f"{consumer.channel} in Redis: "
             "it reads them from Postgres until it has caught up"
         )
-    elif channel is not None and any(_is_about_to_lose(channel, shard) for shard in each.shards):
+    elif channel is not None and any(
+        _is_about_to_lose(channel, shard) for shard in consumer.shards
+    ):
         message = (
-            f"{each.consumer} has not read most of what {each.channel} holds in Redis, and its memory is nearly "
+            f"{consumer.consumer} has not read most of what {consumer.channel} holds in Redis, and "
+            "its memory is nearly "
             "used up: unread records are about to leave Redis, and are read from Postgres then"
         )
     if message is not None:
-        yield warning(message, how_to_go_on(", in more processes if one does not keep up, or a larger redis_memory"))
-    oldest = max((shard.lag_s for shard in each.shards), default=0.0)
-    held = 0.0 if channel is None or channel.keep_s is None else oldest - channel.keep_s
-    if held > SLOW_S:
-        since, lag = datetime.now(UTC) - timedelta(seconds=held), sum(shard.lag for shard in each.shards)
         yield warning(
-            f"{each.consumer} holds back retention of {each.channel} since {since:%Y-%m-%d %H:%M} UTC: up to "
+            message,
+            how_to_go_on(", in more processes if one does not keep up, or a larger redis_memory"),
+        )
+    oldest = max((shard.lag_s for shard in consumer.shards), default=0.0)
+    overdue_s = 0.0 if channel is None or channel.keep_s is None else oldest - channel.keep_s
+    if overdue_s > SLOW_S:
+        since, lag = (
+            datetime.now(UTC) - timedelta(seconds=overdue_s),
+            sum(shard.lag for shard in consumer.shards),
+        )
+        yield warning(
+            f"{consumer.consumer} holds back retention of {consumer.channel} since "
+            f"{since:%Y-%m-%d %H:%M} UTC: up to "
             f"{format_count(lag, 'record')} kept for it alone, longer than keep",
             how_to_go_on(),
         )
 
 
 def _check_speed(
-    each: ConsumerStatus,
+    consumer: ConsumerStatus,
     verb: str,
     behind: Sequence[ConsumerShard],
     sessions: Sequence[WorkerSession],
     redis: str | None,
 ) -> Iterator[CheckResult]:
-    """The shards that are not halted, which is reported by itself, keep up; more processes are advised if those would help."""
+    """Checks that the shards that are not halted keep up; halted ones are reported elsewhere.
+
+    More processes are advised if those would help.
+    """
     reasons = [shard.waiting or "" for shard in behind]
-    waits = {reason for shard in each.shards if (reason := shard.waiting or "").startswith(WAITING_FOR_SERVER)}
+    waits = {
+        reason
+        for shard in consumer.shards
+        if (reason := shard.waiting or "").startswith(WAITING_FOR_SERVER)
+    }
     for reason in sorted(waits):
-        yield warning(f"{each.consumer} is {reason}", "repair what it says; then the consumer goes on by itself")
-    lag, oldest = sum(shard.lag for shard in behind), max((shard.lag_s for shard in behind), default=0.0)
+        yield warning(
+            f"{consumer.consumer} is {reason}",
+            "repair what it says; then the consumer goes on by itself",
+        )
+    lag, oldest = (
+        sum(shard.lag for shard in behind),
+        max((shard.lag_s for shard in behind), default=0.0),
+    )
     is_slow = bool(lag) and oldest > SLOW_S
-    found = f"{each.consumer} is {format_count(lag, 'record')} and {format_seconds(oldest)} behind"
+    message = (
+        f"{consumer.consumer} is {format_count(lag, 'record')} and {format_seconds(oldest)} behind"
+    )
     for session in sessions if lag else ():
         if is_slow or session.blockers:
-            yield warning(f"{found}: it {session}", session.how_to_go_on)
+            yield warning(f"{message}: it {session}", session.how_to_go_on)
     if not is_slow or sessions or waits:
         return
     if redis is not None:
-        yield warning(f"{found}: {redis}", "repair Redis; then it goes on by itself")
+        yield warning(f"{message}: {redis}", "repair Redis; then it goes on by itself")
     elif all(reasons):
-        yield warning(f"{found}: it waits: {reasons[0]}", "see to what it waits for; then it goes on by itself")
+        yield warning(
+            f"{message}: it waits: {reasons[0]}",
+            "see to what it waits for; then it goes on by itself",
+        )
     else:
-        more = ", in more processes if one does not keep up; if requests do the work, at a higher rate"
-        yield warning(found, each.how_to_go_on(verb, more))
+        hint = (
+            ", in more processes if one does not keep up; if requests do the work, at a higher rate"
+        )
+        yield warning(message, consumer.how_to_go_on(verb, hint))
 
 
 def _is_about_to_lose(channel: ChannelStatus, read: ConsumerShard) -> bool:
-    """True if a shard's part of the budget is nearly used up, mostly by records that a consumer has not read."""
-    shard = next((each for each in channel.shards if each.shard == read.shard), None)
+    """Returns whether a shard's part of the budget is nearly used up, mostly by unread records."""
+    shard = next((candidate for candidate in channel.shards if candidate.shard == read.shard), None)
     if shard is None or shard.memory is None or not shard.records or shard.redis_memory is None:
         return False
     is_nearly_used = shard.memory > NEARLY_USED * shard.redis_memory
@@ -261,7 +335,7 @@ def _is_about_to_lose(channel: ChannelStatus, read: ConsumerShard) -> bool:
 
 
 def channels(context: CheckContext) -> Results:
-    """The pipeline declares the channels that are registered, and records belong to registered shards."""
+    """Checks that the pipeline declares the registered channels, and records have shards."""
     retired = {name for (name,) in context.rows("retired_channels")}
     registered = registered_channels(context.store)
     for unknown in context.status.faults.unknown:
@@ -275,56 +349,64 @@ def channels(context: CheckContext) -> Results:
         yield CheckResult("", "ok", "not compared with a pipeline: --app names one to compare with")
         return None
     for name, declared in context.pipeline.channels.items():
-        found = registered.get(name)
+        channel = registered.get(name)
         is_known = Registration(
-            kind=None if found is None else found.kind,
-            shards=None if found is None else found.every_generation[-1].shards,
-            fits=None if found is None else found.fits(declared),
+            kind=None if channel is None else channel.kind,
+            shards=None if channel is None else channel.every_generation[-1].shards,
+            fits=None if channel is None else channel.fits(declared),
             is_retired=name in retired,
         )
         if (objection := find_objection(declared, is_known)) is not None:
             yield error(objection.reason, objection.fix)
-        elif found is None:
+        elif channel is None:
             yield warning(f"{name} is declared and was never streamed", "penstock stream")
     for name in sorted(registered.keys() - context.pipeline.channels.keys()):
         yield warning(
-            f"{name} is registered, but the pipeline does not declare it: its records are kept forever",
-            "declare it, or run penstock stream for the pipeline that does; if it is gone for good: "
+            f"{name} is registered, but the pipeline does not declare it: its records are kept "
+            "forever",
+            "declare it, or run penstock stream for the pipeline that does; if it is gone for "
+            "good: "
             f"penstock channels retire {name} --apply",
         )
     return f"{len(registered)} registered as declared"
 
 
 def _report_unknown(unknown: UnknownShard, retired: Collection[str]) -> CheckResult:
-    """Records that no channel has; a trigger goes on to stage for a channel that was retired."""
+    """Reports records of unknown channels; triggers still stage for a retired channel."""
     name = unknown.shard.channel
-    what = f"{format_count(unknown.records, 'record')} (the first is {unknown.first}) for {str(unknown.shard)!r}"
+    records = (
+        f"{format_count(unknown.records, 'record')} (the first is {unknown.first}) for "
+        f"{str(unknown.shard)!r}"
+    )
     if name in retired:
         return error(
-            f"{what}, whose channel was retired: they are not published",
-            f"find out what staged them; to remove them: penstock channels retire {name} --discard --apply",
+            f"{records}, whose channel was retired: they are not published",
+            f"find out what staged them; to remove them: penstock channels retire {name} --discard "
+            "--apply",
         )
     return error(
-        f"{what}, whose channel is not registered, or lacks the shard: they are not published",
-        "declare the channel, with the shards that are registered, in the pipeline of the streamer and in that of the "
+        f"{records}, whose channel is not registered, or lacks the shard: they are not published",
+        "declare the channel, with the shards that are registered, in the pipeline of the streamer "
+        "and in that of the "
         "application; penstock channels list shows them",
     )
 
 
 def _judge_schedules(current: Status) -> Iterator[CheckResult]:
-    for each in current.schedules:
-        if each.trouble is not None:
+    for schedule in current.schedules:
+        if schedule.trouble is not None:
             yield warning(
-                each.trouble,
-                "penstock stream for the pipeline that declares it; if it is gone for good: DELETE FROM "
-                f"{current.schema}.schedules WHERE name = '{each.name}'",
+                schedule.trouble,
+                "penstock stream for the pipeline that declares it; if it is gone for good: DELETE "
+                "FROM "
+                f"{current.schema}.schedules WHERE name = '{schedule.name}'",
                 "schedules",
             )
 
 
 def schedules(context: CheckContext) -> Results:
-    """Schedules are registered as the pipeline declares them, and none is late or skips times."""
-    registered = {each.name: each for each in context.status.schedules}
+    """Checks that schedules are registered as declared, and none is late or skips times."""
+    registered = {schedule.name: schedule for schedule in context.status.schedules}
     yield from _judge_schedules(context.status)
     declared = {} if context.pipeline is None else context.pipeline.schedules
     for name, spec in declared.items():
@@ -332,17 +414,19 @@ def schedules(context: CheckContext) -> Results:
             yield warning(f"{name} is declared and was never registered", "penstock stream")
         elif make_declaration(spec) != (row.channel, row.every, row.timezone, row.digest):
             same = (spec.queue.name, spec.text) == (row.channel, row.every)
-            what = "other options" if same else f"{row.text!r} for queue {row.channel}"
+            registration = "other options" if same else f"{row.text!r} for queue {row.channel}"
             yield warning(
-                f"{name} is registered with {what}, by another release or another service: this pipeline's has no jobs",
-                "if it is another service's, rename one of the two, because names are unique in a schema; otherwise restart "
+                f"{name} is registered with {registration}, by another release or another service: "
+                "this pipeline's has no jobs",
+                "if it is another service's, rename one of the two, because names are unique in a "
+                "schema; otherwise restart "
                 "the streamers of this release",
             )
     return f"{len(registered)} registered; none late" if registered else None
 
 
 def triggers(context: CheckContext) -> Results:
-    """Each rule with capture by trigger has its trigger, as declared, and there is no other."""
+    """Checks that each rule with capture by trigger has its trigger, as declared, and no other."""
     if context.pipeline is None:
         for fault in find_unreadable(context.store):
             yield error(fault.message, fault.fix)
@@ -353,4 +437,13 @@ def triggers(context: CheckContext) -> Results:
     return f"{declared} installed, as their rules declare" if declared else None
 
 
-CHECKS: tuple[Check, ...] = (identity, missed_records, shards, journal, channels, consumers, schedules, triggers)
+CHECKS: tuple[Check, ...] = (
+    identity,
+    missed_records,
+    shards,
+    journal,
+    channels,
+    consumers,
+    schedules,
+    triggers,
+)

@@ -1,4 +1,5 @@
-"""Operator decisions: move a checkpoint, open a new epoch after history has diverged, accept a source's, repair an Ick.
+"""Has an operator move checkpoints, open epochs, accept a source's history, or repair an Ick.
 
-Each function returns a plan, and carries it out only with ``apply``.  What was done is written to the log.
+Each function returns a plan, and carries it out only with ``apply``.  What was done is written to
+the log.
 """

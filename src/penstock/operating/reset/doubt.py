@@ -1,7 +1,7 @@
-"""The offsets that a log and its journal disagree about: Postgres has lost their records, or has others there.
+"""Finds offsets at which log and journal disagree: Postgres has no records there, or others.
 
-Two histories share their beginning.  The last offset at which both have the same record is found by bisection, in what
-log and journal still hold of a shard: everything after it is in doubt.
+Two histories share their beginning.  The last offset at which both have the same record is found by
+bisection, in what log and journal still hold of a shard: everything after it is in doubt.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,11 +27,12 @@ class ConsumerInDoubt:
 
     consumer: str
     offset: int
-    # Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule: its effects and its
-    # checkpoint were restored together.
+    # Offsets in doubt up to its checkpoint: it may have applied lost records there.  0 is the rule:
+    # its effects and its checkpoint were restored together.
     applied: int
-    # ``reported``: they are in another database, which was not restored.  It may have applied all that is in doubt, and
-    # ``offset`` is what it had reported when this Postgres was as it is now.  ``replay``: its effects are copies.
+    # ``reported``: they are in another database, which was not restored.  It may have applied all
+    # that is in doubt, and ``offset`` is what it had reported when this Postgres was as it is now.
+    # ``replay``: its effects are copies.
     kind: ReaderKind = "consumer"
 
 
@@ -43,25 +44,26 @@ class OffsetsInDoubt:
     first: int
     last: int  # the last of them: the end of the log
     journal: int  # offset at the end of the journal
-    # Offsets that log and journal both still have, and that were compared.  If there are none, ``first`` follows from the end
-    # of the journal.
+    # Offsets that log and journal both still have, and that were compared.  If there are none,
+    # ``first`` follows from the end of the journal.
     compared: int
-    # key in Redis under which the entries stay; None if the log holds none of them any more, or is that of an Ick or a queue
+    # key in Redis under which the entries stay; None if the log holds none of them any more, or is
+    # that of an Ick or a queue
     kept_as: str | None
     consumers: tuple[ConsumerInDoubt, ...]
-    # Records that the log has at these offsets and that Postgres has as well: committed before the state that was restored, and
-    # published after it.  They get other offsets.
+    # Records that the log has at these offsets and that Postgres has as well: committed before the
+    # state that was restored, and published after it.  They get other offsets.
     still_there: int = 0
 
     @property
     def count(self) -> int:
-        """Number of offsets."""
+        """Returns the number of offsets."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """Records in Redis at offsets in doubt, from ``first`` on (None if it has nothing), and those that a Postgres has as well."""
+    """Records in Redis at offsets in doubt, from ``first`` on; Postgres has some as well."""
 
     first: Offset | None
     known: int
@@ -78,75 +80,113 @@ class LogComparison:
     def find_doubt(
         self, shard: ShardName, extent: Extent, bounds: tuple[Offset, Offset], new_epoch: Epoch
     ) -> OffsetsInDoubt | None:
-        """The offsets in doubt of a shard; None if its log ends where both have the same record."""
+        """Returns a shard's offsets in doubt; None if its log ends with the same record."""
         first, journal = bounds
         begin, end = max(extent.first, first), min(extent.last, journal)
-        # Without an offset to compare, the history is the same up to the end of the journal, as far as anybody can tell.
-        after = min(extent.tail, journal)
+        # Without an offset to compare, the history is the same up to the end of the journal, as far
+        # as anybody can tell.
+        common = min(extent.tail, journal)
         if begin <= end:
-            same = bisect_left(range(begin, end + 1), 1, key=lambda offset: self._differs(shard, Offset(offset)))
-            after = Offset(begin - 1 + same)
-        if after >= extent.tail:
+            same = bisect_left(
+                range(begin, end + 1), 1, key=lambda offset: self._differs(shard, Offset(offset))
+            )
+            common = Offset(begin - 1 + same)
+        if common >= extent.tail:
             return None
-        where = {"channel": shard.channel, "shard": shard.shard}
-        is_log = self.store.value("is_log", where)
-        readers = self.store.rows("checkpoints_of_shard", where)
+        values = {"channel": shard.channel, "shard": shard.shard}
+        is_log = self.store.value("is_log", values)
+        readers = self.store.rows("checkpoints_of_shard", values)
         last, compared = extent.tail, max(0, end - begin + 1)
-        kept_as = kept_key(self.store.scope, shard, new_epoch) if is_log and extent.last > after else None
+        kept_as = (
+            kept_key(self.store.scope, shard, new_epoch)
+            if is_log and extent.last > common
+            else None
+        )
         consumers = tuple(
-            ConsumerInDoubt(name, offset, max(0, min(offset, last) - after), find_kind(name, is_reported=is_reported))
+            ConsumerInDoubt(
+                name,
+                offset,
+                max(0, min(offset, last) - common),
+                find_kind(name, is_reported=is_reported),
+            )
             for name, offset, is_reported in readers
         )
-        return OffsetsInDoubt(str(shard), after + 1, last, journal, compared, kept_as, consumers)
+        return OffsetsInDoubt(str(shard), common + 1, last, journal, compared, kept_as, consumers)
 
     def _differs(self, shard: ShardName, offset: Offset) -> int:
-        """1 if the log has another record at an offset than the journal names, or none; else 0."""
+        """Returns 1 if the log has no record at an offset, or another than the journal; else 0."""
         journaled = records_at(self.store, {shard: offset}).get(shard)
         try:
-            found: Sequence[Record] = read(self.client, self.store.scope.namespace, shard, Offset(offset - 1), 1)
+            records: Sequence[Record] = read(
+                self.client, self.store.scope.namespace, shard, Offset(offset - 1), 1
+            )
         except ForeignLog:
-            found = ()
-        return int(not (journaled and found and found[0].offset == offset and journaled.is_same_as(found[0])))
+            records = ()
+        return int(
+            not (
+                journaled
+                and records
+                and records[0].offset == offset
+                and journaled.is_same_as(records[0])
+            )
+        )
 
     def count(
-        self, each: OffsetsInDoubt, *, is_kept: bool, on_lost: Callable[[Record], None] | None = None
+        self,
+        in_doubt: OffsetsInDoubt,
+        *,
+        is_kept: bool,
+        on_lost: Callable[[Record], None] | None = None,
     ) -> OffsetsInDoubt:
-        """Adds how many of the records Postgres has as well, before the epoch is opened or afterwards; hands over the others."""
-        if each.kept_as is None:
-            return each
-        channel, _, number = each.shard.rpartition("/")
+        """Adds how many of the records Postgres has as well; calls ``on_lost`` with the others.
+
+        Works before the epoch is opened, or afterwards.
+        """
+        if in_doubt.kept_as is None:
+            return in_doubt
+        channel, _, number = in_doubt.shard.rpartition("/")
         shard = ShardName(channel, Shard(int(number)))
-        doubt = OffsetRange(shard, Offset(each.first), Offset(each.last))
-        stream = each.kept_as if is_kept else log_keys(self.store.scope.namespace, shard).stream
-        return replace(each, still_there=self.count_still_there(doubt, stream, on_lost).still_there)
+        doubt = OffsetRange(shard, Offset(in_doubt.first), Offset(in_doubt.last))
+        stream = in_doubt.kept_as if is_kept else log_keys(self.store.scope.namespace, shard).stream
+        return replace(
+            in_doubt, still_there=self.count_still_there(doubt, stream, on_lost).still_there
+        )
 
     def count_still_there(
         self, doubt: OffsetRange, stream: str, on_lost: Callable[[Record], None] | None = None
     ) -> KeptRecords:
-        """Counts records at offsets in doubt, and those that Postgres has as well; each by its number and the time of its staging."""
-        first, known, still_there, after = None, 0, 0, Offset(doubt.first - 1)
-        while after < doubt.last:
+        """Counts records at offsets in doubt, and those that Postgres has as well.
+
+        It compares number and time of staging.
+        """
+        first, counted, still_there, position = None, 0, 0, Offset(doubt.first - 1)
+        while position < doubt.last:
             try:
-                found = read(
-                    self.client, self.store.scope.namespace, doubt.shard, after, RECORDS_AT_ONCE, stream=stream
+                records = read(
+                    self.client,
+                    self.store.scope.namespace,
+                    doubt.shard,
+                    position,
+                    RECORDS_AT_ONCE,
+                    stream=stream,
                 )
             except ForeignLog:  # what comes after it is not known either
                 break
-            found = found[: bisect_right(found.offsets, doubt.last)]
-            if not found:
+            records = records[: bisect_right(records.offsets, doubt.last)]
+            if not records:
                 break
-            values = {"ids": found.ids, "staged": found.staged_us}
+            values = {"ids": records.ids, "staged": records.staged_us}
             rows = self.store.rows("still_there", values, doing="counting records in doubt")
-            first, after = first or found.offsets[0], found.offsets[-1]
-            known, still_there = known + len(found), still_there + len(rows)
+            first, position = first or records.offsets[0], records.offsets[-1]
+            counted, still_there = counted + len(records), still_there + len(rows)
             if on_lost is not None:
-                kept = {record for record, *_ in rows}
-                for record in found:
-                    if record.id not in kept:
+                known_ids = {record for record, *_ in rows}
+                for record in records:
+                    if record.id not in known_ids:
                         on_lost(record)
-        return KeptRecords(first, known, still_there)
+        return KeptRecords(first, counted, still_there)
 
 
 def kept_key(scope: Scope, shard: ShardName, new_epoch: Epoch) -> str:
-    """Key of the entries that a log had before an epoch and that are not replayed in it."""
+    """Returns the key of entries that a log had before an epoch and that are not replayed in it."""
     return f"{log_keys(scope.namespace, shard).stream}-before-{new_epoch}"

@@ -58,12 +58,21 @@ def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) 
     channels = {**(declared or {}), **tables.registered}
     of_kind: dict[str, list[ShardName]] = defaultdict(list)
     for shard in shards:
-        of_kind[channels[shard.channel].kind if shard.channel in channels else "unknown"].append(shard)
+        of_kind[channels[shard.channel].kind if shard.channel in channels else "unknown"].append(
+            shard
+        )
     elsewhere = redis.ask_extents(_find_elsewhere(tables))
-    limited = [s for s in log if s.channel in tables.registered and tables.registered[s.channel].redis_memory]
+    limited = [
+        s
+        for s in log
+        if s.channel in tables.registered and tables.registered[s.channel].redis_memory
+    ]
     memory = redis.ask(memory_used, limited)
     sequencer = tables.sequencer
-    contents = {name: redis.ask(kind.inspect, of_kind[name], sequencer["now_s"]) for name, kind in KINDS.items()}
+    contents = {
+        name: redis.ask(kind.inspect, of_kind[name], sequencer["now_s"])
+        for name, kind in KINDS.items()
+    }
     redis.note_refusal()
     view = _Shards(tables, declared, log, damage, memory, contents)
     return Status(
@@ -73,12 +82,17 @@ def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) 
         tick_s=sequencer["tick_s"],
         redis=redis.trouble,
         faults=tables.faults,
-        channels=tuple(view.build_channel(name, sorted(numbers)) for name, numbers in sorted(view.numbers().items())),
+        channels=tuple(
+            view.build_channel(name, sorted(numbers))
+            for name, numbers in sorted(view.numbers().items())
+        ),
         consumers=_build_consumers(view, elsewhere, pipeline),
         reconciliations=tables.runs,
         oldest_transaction=None
         if sequencer["pid"] is None
-        else OpenTransaction(*(sequencer[name] for name in ("pid", "application_name", "state", "age_s"))),
+        else OpenTransaction(
+            *(sequencer[name] for name in ("pid", "application_name", "state", "age_s"))
+        ),
         pauses=tables.pauses,
         schedules=tables.schedules,
         sessions=tables.sessions,
@@ -89,7 +103,13 @@ class StatusReader:
     """Reads the status again and again, on connections that it keeps as long as they work."""
 
     def __init__(
-        self, pipeline: Pipeline | None, database_url: str, redis_url: str, *, application: str, timeouts: Timeouts
+        self,
+        pipeline: Pipeline | None,
+        database_url: str,
+        redis_url: str,
+        *,
+        application: str,
+        timeouts: Timeouts,
     ) -> None:
         """Sets up; the first reading connects."""
         self._pipeline, self._database_url, self._redis_url = pipeline, database_url, redis_url
@@ -98,7 +118,7 @@ class StatusReader:
         self._client: RedisClient | None = None
 
     def read(self) -> Status:
-        """As ``status``."""
+        """Returns what ``status`` does."""
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = connect_postgres(
@@ -110,7 +130,7 @@ class StatusReader:
             raise
 
     def is_redis_up(self) -> bool:
-        """True if Redis answers: Postgres may be away, or have no channel yet whose shards a status would ask for."""
+        """Returns whether Redis answers, also without Postgres, and before there is a channel."""
         try:
             with redis_errors("measuring"):
                 return bool(self._connected_client().ping())
@@ -149,18 +169,25 @@ class _Tables:
 def _read_postgres(store: Store) -> _Tables:
     with store.transaction("reading the status"):
         store.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        sequencer = store.connection.cursor(row_factory=dict_row).execute(store["sequencer_state"]).fetchone()
+        sequencer = (
+            store.connection.cursor(row_factory=dict_row)
+            .execute(store["sequencer_state"])
+            .fetchone()
+        )
         if sequencer is None:
             raise SchemaMissing(
-                f"schema {store.scope.schema} has no tick; was it made by hand? Make it with: penstock init"
+                f"schema {store.scope.schema} has no tick; was it made by hand? Make it with: "
+                "penstock init"
             )
         bounds = journal_bounds(store)
         sequenced = {**name_shards(bounds), "firsts": [first for first, _ in bounds.values()]}
         registered = registered_channels(store)
         progress = store.rows("progress", sequenced, binary=True)
-        resharded = {name for name, each in registered.items() if each.generations}
+        resharded = {name for name, entry in registered.items() if entry.generations}
         waiting = store.execute("waiting", {**sequencer, "most": MAX_COUNTED})
-        readers = {(consumer, channel) for consumer, channel, *_ in progress if channel in resharded}
+        readers = {
+            (consumer, channel) for consumer, channel, *_ in progress if channel in resharded
+        }
         return _Tables(
             sequencer,
             registered,
@@ -181,13 +208,16 @@ def _read_postgres(store: Store) -> _Tables:
 
 def _make_schedule(*row: Any) -> RegisteredSchedule:
     *values, now = row
-    made = RegisteredSchedule(*values)
-    return replace(made, ahead_s=find_ahead(made, now))
+    schedule = RegisteredSchedule(*values)
+    return replace(schedule, ahead_s=find_ahead(schedule, now))
 
 
 @dataclass
 class _Redis:
-    """Asks Redis, until it does not answer: that is its ``trouble``, as are refused writes; ``damage`` are errors of single shards."""
+    """Asks Redis until it does not answer.
+
+    ``trouble`` is that, or that it refuses writes; ``damage`` has errors of single shards.
+    """
 
     client: RedisClient
     scope: Scope
@@ -197,7 +227,7 @@ class _Redis:
     def ask(
         self, read: Callable[..., Mapping[ShardName, Answer]], shards: list[ShardName], *extra: Any
     ) -> Mapping[ShardName, Answer]:
-        """The answers of the shards."""
+        """Returns the answers of the shards."""
         if self.trouble is not None or not shards:
             return {}
         try:
@@ -218,19 +248,21 @@ class _Redis:
             self.trouble = str(error)
 
     def ask_extents(self, shards: list[ShardName]) -> Mapping[ShardName, Extent]:
-        """Those of the shards that can be read."""
+        """Returns the extents of the shards that can be read."""
 
         def note(shard: ShardName, error: ShardError) -> None:
             self.damage[shard] = str(error)
 
-        def read(client: RedisClient, namespace: str, each: list[ShardName]) -> Mapping[ShardName, Extent]:
-            return ask_each(lambda some: extents(client, namespace, some), each, note)
+        def read(
+            client: RedisClient, namespace: str, names: list[ShardName]
+        ) -> Mapping[ShardName, Extent]:
+            return ask_each(lambda part: extents(client, namespace, part), names, note)
 
         return self.ask(read, shards)
 
 
 def _find_elsewhere(tables: _Tables) -> list[ShardName]:
-    """The shards of sources that consumers of this database read: neither registered here nor in this journal."""
+    """Returns the shards of sources that consumers read: neither registered nor journaled here."""
     local = {*tables.registered, *(shard.channel for shard in tables.bounds)}
     remote = {
         ShardName(channel, Shard(shard))
@@ -242,7 +274,7 @@ def _find_elsewhere(tables: _Tables) -> list[ShardName]:
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """What is known of all shards; ages are by Postgres' clock, which marks use."""
+    """State of all shards; ages are by Postgres' clock, which marks use."""
 
     tables: _Tables
     declared: Mapping[str, Channel] | None
@@ -252,11 +284,17 @@ class _Shards:
     held: Mapping[str, Mapping[ShardName, Any]]  # contents of other kinds' shards, by the kind
 
     def numbers(self) -> dict[str, set[int]]:
-        """The shard numbers of every channel that any source knows."""
+        """Returns the shard numbers of every channel that any source knows."""
         channels = (*(self.declared or {}).values(), *self.tables.registered.values())
         numbers: dict[str, set[int]] = {channel.name: set() for channel in channels}
         declared = (shard for channel in channels for shard in channel.shard_names)
-        for shard in (*self.tables.waiting, *self.tables.bounds, *self.log, *self.damage, *declared):
+        for shard in (
+            *self.tables.waiting,
+            *self.tables.bounds,
+            *self.log,
+            *self.damage,
+            *declared,
+        ):
             numbers.setdefault(shard.channel, set()).add(shard.shard)
         return numbers
 
@@ -276,14 +314,19 @@ class _Shards:
             ),
         )
 
-    def _build_shard(self, name: ShardName, registered: RegisteredChannel | None, *, is_known: bool) -> ShardStatus:
+    def _build_shard(
+        self, name: ShardName, registered: RegisteredChannel | None, *, is_known: bool
+    ) -> ShardStatus:
         count, age_s, in_postgres, _ = self.tables.waiting.get(name, (0, 0.0, 0, 0))
         extent, sequenced = self.log.get(name), self.tables.bounds.get(name, (0, 0))[1]
         ick, queue = (self.held[kind].get(name) for kind in ("ick", "queue"))
         # The one entry of the stream of an Ick, or of a queue, is its position.
         entries, damage = extent if ick is None and queue is None else None, self.damage.get(name)
         if extent is not None and extent.tail > sequenced:
-            damage = f"the log ends at offset {extent.tail}, the journal at {sequenced}; see penstock doctor"
+            damage = (
+                f"the log ends at offset {extent.tail}, the journal at {sequenced}; see penstock "
+                "doctor"
+            )
         contents = ick or queue
         return ShardStatus(
             shard=name.shard,
@@ -304,11 +347,17 @@ class _Shards:
         )
 
     def find_lag(self, name: ShardName, read: ConsumerShard) -> ConsumerShard:
-        """A checkpoint of a queue with the lag of its jobs: the offset stays before one that is due later, whatever is done after it."""
+        """Returns a checkpoint of a queue with the lag of its jobs.
+
+        The offset stays before a job that is due later, whatever is done after it.
+        """
         queue, extent = self.held["queue"].get(name), self.log.get(name)
         if queue is None or (stats := queue.stats) is None or read.unread:
             return read
-        sequenced, in_postgres = self.tables.bounds.get(name, (0, 0))[1], self.tables.waiting.get(name, (0, 0, 0, 0))[3]
+        sequenced, in_postgres = (
+            self.tables.bounds.get(name, (0, 0))[1],
+            self.tables.waiting.get(name, (0, 0, 0, 0))[3],
+        )
         unpublished = 0 if extent is None else max(0, sequenced - extent.tail)
         lag = min(read.lag, stats.waiting + stats.leased + in_postgres + unpublished)
         return replace(read, lag=lag, lag_s=stats.oldest_s or 0.0 if lag else 0.0)
@@ -327,17 +376,29 @@ def _build_consumers(
         read = view.find_lag(name, ConsumerShard(*columns))
         if (extent := elsewhere.get(name)) is not None:  # the journal is in another database
             read = replace(read, lag=max(0, extent.tail - read.checkpoint))
-        elif channel in logs and (extent := log.get(name)) and read.lag and extent.first - 1 > read.checkpoint:
+        elif (
+            channel in logs
+            and (extent := log.get(name))
+            and read.lag
+            and extent.first - 1 > read.checkpoint
+        ):
             read = replace(read, evicted=min(read.lag, extent.first - 1 - read.checkpoint))
         predecessor = tables.unpassed.get((consumer, channel))
-        if predecessor is not None and predecessor.blocks(read.shard) and read.lag and not read.unread:
+        if (
+            predecessor is not None
+            and predecessor.blocks(read.shard)
+            and read.lag
+            and not read.unread
+        ):
             read = replace(read, waiting=read.waiting or predecessor.explain(channel))
         shards[consumer, channel].append(read)
     return tuple(
         ConsumerStatus(
             consumer,
             channel,
-            None if pipeline is None or kinds[consumer, channel] != "consumer" else consumer in pipeline.consumers,
+            None
+            if pipeline is None or kinds[consumer, channel] != "consumer"
+            else consumer in pipeline.consumers,
             tuple(checkpoints),
             kinds[consumer, channel],
         )

@@ -29,20 +29,27 @@ class ShardStatus:
     staged: int  # committed records that have no offset yet
     staged_s: float  # age of the oldest of these, in seconds
     sequenced: int  # the last offset of the journal
-    # the last offset in the log, marked in the Ick, or written to the queue; None if Redis did not answer
+    # the last offset in the log, marked in the Ick, or written to the queue; None if Redis did not
+    # answer
     published: int | None
     first: int | None  # offset of the oldest record in the log; None if it holds none
     records: int | None  # records in the log; None for the other kinds
-    entries: int | None  # entries in the log, each of one record or of many; None for the other kinds
-    # bytes that the log takes in Redis, if its channel has a budget; otherwise, and if Redis did not answer, None
+    # entries in the log, each of one record or of many; None for the other kinds
+    entries: int | None
+    # bytes that the log takes in Redis, if its channel has a budget; otherwise, and if Redis did
+    # not answer, None
     memory: int | None
     redis_memory: int | None  # most bytes that it may take; None if there is no limit
-    ick: IckStatus | None  # contents of an Ick; None for the other kinds, and if Redis did not answer
-    queue: QueueStatus | None  # contents of a queue; None for the other kinds, and if Redis did not answer
-    # records of a queue that wait in Postgres: they are due later, or their tenant has no room in Redis
+    # contents of an Ick; None for the other kinds, and if Redis did not answer
+    ick: IckStatus | None
+    # contents of a queue; None for the other kinds, and if Redis did not answer
+    queue: QueueStatus | None
+    # records of a queue that wait in Postgres: they are due later, or their tenant has no room in
+    # Redis
     in_postgres: int
     damage: str | None  # error in its keys in Redis; None if nothing is, or if Redis did not answer
-    unknown: bool  # no channel is registered or declared with this shard: no consumer reads its records
+    # no channel is registered or declared with this shard: no consumer reads its records
+    unknown: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,16 @@ class ChannelStatus:
 
     channel: str
     kind: str
-    keep_s: float | None  # seconds that records stay after all consumers have passed them; None if it is not registered
-    redis_memory: int | None  # most bytes that its logs may take in Redis; None if there is no limit
+    # seconds that records stay after all consumers have passed them; None if not registered
+    keep_s: float | None
+    # most bytes that its logs may take in Redis; None if there is no limit
+    redis_memory: int | None
     declared: bool | None  # true if the pipeline declares it; None if no pipeline was given
     shards: tuple[ShardStatus, ...]
 
     @property
     def memory(self) -> int | None:
-        """Bytes that its logs take in Redis; None if that was not measured."""
+        """Returns the bytes that its logs take in Redis; None if that was not measured."""
         measured = [shard.memory for shard in self.shards if shard.memory is not None]
         return sum(measured) if len(measured) == len(self.shards) else None
 
@@ -69,42 +78,48 @@ class ConsumerShard:
 
     shard: int
     checkpoint: int  # every record up to here is applied or dead-lettered
-    # sequenced records beyond it; of a source, whose journal is in another database, published ones; of a queue, jobs that are due
+    # sequenced records beyond it; of a source, whose journal is in another database, published
+    # ones; of a queue, jobs that are due
     lag: int
-    lag_s: float  # age of the first of these by Postgres' clock, in seconds, of a queue by Redis'; 0 for a source
+    # age of the first of these by Postgres' clock, in seconds, of a queue by Redis'; 0 for a source
+    lag_s: float
     applied: int
     skipped: int  # records that were delivered again and skipped
     dead_lettered: int  # records that were dead-lettered, ever
     dead_letters: int
     halted: str | None  # reason that the shard is halted; None if it is not
-    # cause of a wait, such as a lock that a handler could not get, or a shard of an earlier generation; None if for nothing
+    # cause of a wait, such as a lock that a handler could not get, or a shard of an earlier
+    # generation; None if for nothing
     waiting: str | None
     updated_at: datetime | None  # time of the last move; None if there is none
-    # the consumer has no checkpoint in this shard, although the journal has records of it: nobody reads them
+    # the consumer has no checkpoint in this shard, although the journal has records of it: nobody
+    # reads them
     unread: bool
-    evicted: int = 0  # records beyond the checkpoint that have left Redis: the consumer reads them from Postgres
+    # records beyond the checkpoint that have left Redis: the consumer reads them from Postgres
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """One consumer, or what else has checkpoints in a channel."""
+    """A consumer, or another reader with checkpoints in a channel."""
 
     consumer: str
     channel: str
-    # true if the pipeline declares it; None if no pipeline was given, or if none here could declare it
+    # true if the pipeline declares it; None if no pipeline was given, or if none here could declare
+    # it
     declared: bool | None
     shards: tuple[ConsumerShard, ...]
-    # ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
-    # ``penstock replay`` that has not ended
+    # ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here;
+    # ``replay``: it is a ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
 
     def how_to_go_on(self, verb: str, more: str = "") -> str:
-        """Command that makes it pass records, with ``verb``; ``more`` also helps a slow consumer."""
+        """Returns the command that makes it pass records; ``more`` also helps a slow consumer."""
         return how_to_go_on(self.consumer, self.kind, verb, more)
 
     @property
     def how_to_end(self) -> str:
-        """Remedy if it never comes back, appended to ``how_to_go_on``; empty for a replay."""
+        """Returns what to append to ``how_to_go_on`` if it never comes back; empty for a replay."""
         gone = f"; if it is gone for good: penstock consumers retire {self.consumer} --apply"
         return "" if self.kind == "replay" else gone
 
@@ -130,17 +145,17 @@ class RegisteredSchedule:
     next_at: datetime | None  # the time of its next job; None if there is none any more
     last_at: datetime | None  # the time that its last job stands for; None before the first
     late_s: float  # for how long its next job has been due, in seconds
-    skipped_since: (
-        datetime | None
-    )  # the last times of which no job was staged, because no streamer had run; None if there are none
+    # the last times without a staged job, because no streamer had run; None if there are none
+    skipped_since: datetime | None
     skipped_until: datetime | None
     digest: str  # of its data and its other options
-    # for how long it passes over its times, in seconds: Postgres' clock was ahead when it was moved on
+    # for how long it passes over its times, in seconds: Postgres' clock was ahead when it was moved
+    # on
     ahead_s: float = 0.0
 
     @property
     def text(self) -> str:
-        """When its jobs are due, as somebody would type it: ``6h``, not ``21600s``."""
+        """Returns its interval as somebody would type it: ``6h``, not ``21600s``."""
         seconds = int(self.every[:-1]) if re.fullmatch("[0-9]+s", self.every) else 0
         for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
             if seconds and seconds % size == 0:
@@ -149,20 +164,24 @@ class RegisteredSchedule:
 
     @property
     def trouble(self) -> str | None:
-        """Why it stages no job; None if it is on time."""
+        """Returns the reason that it stages no job; None if it is on time."""
         if self.late_s > LATE_S:
             late = format_seconds(self.late_s)
-            return f"{self.name} has been due for {late}: no streamer runs that declares it as it is registered"
+            return (
+                f"{self.name} has been due for {late}: no streamer runs that declares it as it is "
+                "registered"
+            )
         if self.ahead_s > LATE_S:
             return (
-                f"{self.name} skips times: its next job is {format_seconds(self.ahead_s)} after its next time, because Postgres' clock "
+                f"{self.name} skips times: its next job is {format_seconds(self.ahead_s)} after "
+                "its next time, because Postgres' clock "
                 "was ahead, and no streamer runs that would move it back"
             )
         return None
 
 
 def find_ahead(schedule: RegisteredSchedule, now: datetime) -> float:
-    """Returns for how long a schedule passes over its times, in seconds; 0 if its next job is at the first that has none."""
+    """Returns how far a schedule's next job is after the first time that has none, in seconds."""
     if schedule.next_at is None:
         return 0.0
     try:
@@ -182,22 +201,27 @@ class Status:
     tick: int  # number of the last tick that found records
     tick_s: float  # seconds since then
     redis: str | None  # error of Redis; None if it answered, and takes writes
-    faults: Faults  # records without an offset, shards of no registered channel, and shards that are stopped
+    # records without an offset, shards of no registered channel, and shards that are stopped
+    faults: Faults
     channels: tuple[ChannelStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
     reconciliations: tuple[LastRun, ...]  # the last run of each, ordered by name
     oldest_transaction: OpenTransaction | None  # None if there is none
     pauses: tuple[Pause, ...] = ()  # what operators have paused
     schedules: tuple[RegisteredSchedule, ...] = ()  # those of queues, by name
-    sessions: tuple[WorkerSession, ...] = ()  # those of consumers that make no progress, by their process
+    sessions: tuple[
+        WorkerSession, ...
+    ] = ()  # those of consumers that make no progress, by their process
 
     def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
-        """The pause that holds a consumer; one that another database reports is paused there."""
-        holding = (pause for pause in self.pauses if pause.holds(consumer.consumer, consumer.channel))
+        """Returns the pause that holds a consumer; a reported one is paused in its own database."""
+        holding = (
+            pause for pause in self.pauses if pause.holds(consumer.consumer, consumer.channel)
+        )
         return next(holding, None) if consumer.kind != "reported" else None
 
     def find_sessions(self, consumer: ConsumerStatus) -> list[WorkerSession]:
-        """The sessions of a consumer that make no progress, those first that wait for a lock."""
+        """Returns a consumer's sessions without progress, those that wait for a lock first."""
         sessions = [
             session
             for session in self.sessions
@@ -207,17 +231,22 @@ class Status:
 
     @property
     def halted(self) -> tuple[tuple[str, ShardName, str], ...]:
-        """The halted shards: consumer, shard, reason."""
+        """Returns the halted shards: consumer, shard, reason."""
         return self._consumer_shards(lambda shard: shard.halted)
 
     @property
     def waiting(self) -> tuple[tuple[str, ShardName, str], ...]:
-        """The shards that wait: for an earlier shard, or as their handler asked or its server cannot do it now: consumer, shard, reason."""
+        """Returns the shards that wait: consumer, shard, reason.
+
+        They wait for an earlier shard, as their handler asked, or for its server.
+        """
         return self._consumer_shards(lambda shard: shard.waiting)
 
     def has_letters(self, consumer: str) -> bool:
-        """True if it has dead letters that come before what a halted shard goes on with: those of a log."""
-        logs = {channel.channel for channel in self.channels if get_traits(channel.kind).keeps_records}
+        """Returns whether it has dead letters of a log: a halted shard goes on with these first."""
+        logs = {
+            channel.channel for channel in self.channels if get_traits(channel.kind).keeps_records
+        }
         return any(
             shard.dead_letters
             and consumer_status.consumer == consumer
@@ -227,12 +256,16 @@ class Status:
 
     @property
     def damaged(self) -> tuple[tuple[ShardName, str], ...]:
-        """The shards whose keys in Redis hold something that Penstock did not write: which, and what."""
-        return tuple((name, shard.damage) for _, name, shard in _each_shard(self.channels) if shard.damage is not None)
+        """Returns the shards whose keys in Redis have foreign contents, and these."""
+        return tuple(
+            (name, shard.damage)
+            for _, name, shard in _each_shard(self.channels)
+            if shard.damage is not None
+        )
 
     @property
     def unread(self) -> tuple[tuple[ShardName, int, str], ...]:
-        """The shards with records that nobody reads: how many, and why."""
+        """Returns the shards with records that nobody reads, their number, and the reason."""
         unknown = (
             (name, shard.staged + shard.sequenced, NO_SUCH_SHARD)
             for _, name, shard in _each_shard(self.channels)
@@ -247,12 +280,17 @@ class Status:
 
     @property
     def sound(self) -> bool:
-        """True if every record moves: no shard is halted, damaged, stopped or unread, no record isolated, and Redis answers."""
+        """Returns whether every record moves.
+
+        No shard is halted, damaged, stopped or unread, no record isolated, and Redis answers.
+        """
         faults = self.faults
         at_fault = faults.isolated.count or faults.unknown or faults.stopped
         return not (at_fault or self.halted or self.damaged or self.unread or self.redis)
 
-    def _consumer_shards(self, why: Callable[[ConsumerShard], str | None]) -> tuple[tuple[str, ShardName, str], ...]:
+    def _consumer_shards(
+        self, why: Callable[[ConsumerShard], str | None]
+    ) -> tuple[tuple[str, ShardName, str], ...]:
         return tuple(
             (consumer.consumer, name, reason)
             for consumer, name, shard in _each_shard(self.consumers)
@@ -261,5 +299,9 @@ class Status:
 
 
 def _each_shard(owners: Iterable[Any]) -> Iterator[tuple[Any, ShardName, Any]]:
-    """The shards of channels, or of consumers: whose, its name, itself."""
-    return ((owner, ShardName(owner.channel, Shard(shard.shard)), shard) for owner in owners for shard in owner.shards)
+    """Yields owner, name and value of each shard of channels, or of consumers."""
+    return (
+        (owner, ShardName(owner.channel, Shard(shard.shard)), shard)
+        for owner in owners
+        for shard in owner.shards
+    )

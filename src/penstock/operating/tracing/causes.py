@@ -1,4 +1,4 @@
-"""Causes that keep a record from its next step: the first that holds, in the order of a record's way."""
+"""Finds the cause that keeps a record from its next step: the first that holds on its way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,19 @@ from penstock.declaring.kinds import get_traits
 from penstock.display import format_count, format_seconds
 from penstock.errors import PrivilegeMissing, Unknown
 from penstock.operating.consumers import how_to_go_on
-from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Situation, Story, StoryReader
+from penstock.operating.tracing.story import (
+    Diagnosis,
+    OpenWriter,
+    ReaderProgress,
+    Situation,
+    Story,
+    StoryReader,
+)
 from penstock.records import Place, RecordId
 
 
 def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWriter]) -> Diagnosis:
-    """Cause of an id of which nothing is visible."""
+    """Returns the cause of an id of which nothing is visible."""
     drawn, removed_to = situation.drawn, situation.removed_to
     if drawn is not None and record > drawn:
         return Diagnosis(
@@ -27,41 +34,52 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
     if writers:
         return explain_open(f"no row with the id {record} is committed", writers)
     hint = "look for the error in the application's log"
-    drawn_by = f"the id {record} was drawn, no row has it, and no transaction that could hold it is open"
+    drawn_by = (
+        f"the id {record} was drawn, no row has it, and no transaction that could hold it is open"
+    )
     if removed_to is None:
         return Diagnosis(
             "rolled back",
-            f"{drawn_by}. Retention has removed nothing: the transaction that staged it was rolled back, or somebody has "
+            f"{drawn_by}. Retention has removed nothing: the transaction that staged it was rolled "
+            "back, or somebody has "
             "deleted the row",
             hint,
         )
     if record > removed_to:
-        text = f"{drawn_by}. Retention has not come so far: the transaction that staged it was rolled back"
+        text = (
+            f"{drawn_by}. Retention has not come so far: the transaction that staged it was rolled "
+            "back"
+        )
         return Diagnosis("rolled back", text, hint)
     return Diagnosis(
         "removed, or rolled back",
-        f"{drawn_by}. Records of about this id are removed by retention, which every consumer has passed; or its transaction was "
+        f"{drawn_by}. Records of about this id are removed by retention, which every consumer has "
+        "passed; or its transaction was "
         "rolled back",
     )
 
 
-def explain_open(what: str, writers: Sequence[OpenWriter]) -> Diagnosis:
-    """Cause of a record that may still appear: a transaction that staged something is open."""
+def explain_open(claim: str, writers: Sequence[OpenWriter]) -> Diagnosis:
+    """Returns the cause of a record that may still appear: a transaction that staged is open."""
     first = writers[0]
     if first.pid is None:
         text = f"transaction {first.prepared!r} is prepared, {_age(first)}"
-        fix = f"COMMIT PREPARED '{first.prepared}', or ROLLBACK PREPARED; a transaction manager has left it"
+        fix = (
+            f"COMMIT PREPARED '{first.prepared}', or ROLLBACK PREPARED; a transaction manager has "
+            "left it"
+        )
     else:
         doing = f"{first.application or 'unnamed'}, {first.state or 'state hidden'}"
         text = f"process {first.pid} ({doing}) has a transaction open, {_age(first)}"
         fix = f"end it in the application, or: SELECT pg_terminate_backend({first.pid})"
         if first.state is None:
             fix += "; to see state and age: GRANT pg_read_all_stats TO this role"
-    more = f"; {len(writers) - 1} more have one" if len(writers) > 1 else ""
+    others = f"; {len(writers) - 1} more have one" if len(writers) > 1 else ""
     cause = "open transaction" if first.pid is not None else "prepared transaction"
     return Diagnosis(
         cause,
-        f"{what}, and {text}, that wrote into staged records{more}: what it staged is invisible until it is committed",
+        f"{claim}, and {text}, that wrote into staged records{others}: what it staged is invisible "
+        "until it is committed",
         fix,
         writers=tuple(writers),
     )
@@ -72,14 +90,18 @@ def _age(writer: OpenWriter) -> str:
 
 
 def explain_story(story: Story, situation: Situation) -> Diagnosis:
-    """Cause that holds back a record whose row, or place in the journal, is known."""
+    """Returns the cause that holds back a record with a row, or a place in the journal."""
     for explain in (_unsequenced, _unknown, _unpublished, _waits_in_channel, _unapplied):
         if (cause := explain(story, situation)) is not None:
             return replace(cause, story=story)
     if story.state == "cancelled":
         return Diagnosis("cancelled", f"{_name(story)}: {story.why}", story=story)
-    by = ", ".join(reader.consumer for reader in story.readers)
-    return Diagnosis("applied", f"{_name(story)} is applied by all who read it{by and f': {by}'}", story=story)
+    names = ", ".join(reader.consumer for reader in story.readers)
+    return Diagnosis(
+        "applied",
+        f"{_name(story)} is applied by all who read it{names and f': {names}'}",
+        story=story,
+    )
 
 
 def _name(story: Story) -> str:
@@ -92,21 +114,24 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
     if story.isolated is not None:
         return Diagnosis(
             "isolated",
-            f"record {story.id} of {story.shard_name} is isolated and gets no offset: {story.isolated}",
+            f"record {story.id} of {story.shard_name} is isolated and gets no offset: "
+            f"{story.isolated}",
             "correct the row: penstock doctor has the statement",
         )
     ago = f"the last tick with records was {format_seconds(situation.tick_s)} ago"
     if story.is_seen:
         return Diagnosis(
             "missed",
-            f"the last tick saw record {story.id} of {story.shard_name}, and the journal does not name it: the database was partly "
+            f"the last tick saw record {story.id} of {story.shard_name}, and the journal does not "
+            "name it: the database was partly "
             "restored, or rows were changed by hand",
             "penstock doctor, then: penstock reset epoch",
         )
     if situation.has_policies:
         return Diagnosis(
             "row policy",
-            f"record {story.id} is committed, and no tick has seen it; {ago}. Row-level security is enabled on staged_records: a "
+            f"record {story.id} is committed, and no tick has seen it; {ago}. Row-level security "
+            "is enabled on staged_records: a "
             "streamer whose role it applies to stops with HiddenRows",
             "give the streamer's role BYPASSRLS, or: ALTER TABLE … DISABLE ROW LEVEL SECURITY",
         )
@@ -117,7 +142,8 @@ def _unsequenced(story: Story, situation: Situation) -> Diagnosis | None:
     )
     return Diagnosis(
         "not ticked",
-        f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, and {connected}",
+        f"record {story.id} of {story.shard_name} is committed, and no tick has seen it; {ago}, "
+        f"and {connected}",
         "penstock stream, or penstock run; with requests that do the work: penstock doctor",
         story,
     )
@@ -129,13 +155,17 @@ def _unknown(story: Story, _: Situation) -> Diagnosis | None:
     if story.is_retired:
         return Diagnosis(
             "retired channel",
-            f"{_name(story)}: the channel was retired, so that nothing publishes it and nobody reads it",
-            f"find out what staged it; to remove what was: penstock channels retire {story.channel} --discard --apply",
+            f"{_name(story)}: the channel was retired, so that nothing publishes it and nobody "
+            "reads it",
+            "find out what staged it; to remove what was: penstock channels retire "
+            f"{story.channel} --discard --apply",
         )
-    what = "no such channel is registered" if story.kind is None else "the channel has no such shard"
+    fault = (
+        "no such channel is registered" if story.kind is None else "the channel has no such shard"
+    )
     return Diagnosis(
         "unknown shard",
-        f"{_name(story)}: {what}, so that nothing publishes it and nobody reads it",
+        f"{_name(story)}: {fault}, so that nothing publishes it and nobody reads it",
         "declare the channel with this shard, and run penstock stream; or find out what staged it",
         story,
     )
@@ -150,27 +180,40 @@ def _unpublished(story: Story, situation: Situation) -> Diagnosis | None:
             f"{_name(story)}: the streamer leaves the shard out: {story.stopped}",
             "remove the cause; the streamer tries again every few seconds",
         )
-    found, by = f"{_name(story)} is sequenced", story.refusal
+    text, refusal = f"{_name(story)} is sequenced", story.refusal
     if story.published is not None:
-        found += f", and Redis has the shard up to offset {story.published}"
-    if by is not None and by.is_certain:
-        return Diagnosis("refused by Redis", f"{found}: it refuses writes ({by.word}): {by.reason}", by.fix)
+        text += f", and Redis has the shard up to offset {story.published}"
+    if refusal is not None and refusal.is_certain:
+        return Diagnosis(
+            "refused by Redis",
+            f"{text}: it refuses writes ({refusal.word}): {refusal.reason}",
+            refusal.fix,
+        )
     if story.redis is not None:
         return Diagnosis(
-            "no answer from Redis", f"{found}; whether it is published is not known: {story.redis}", "penstock doctor"
+            "no answer from Redis",
+            f"{text}; whether it is published is not known: {story.redis}",
+            "penstock doctor",
         )
     if not situation.streamers:
-        return Diagnosis("not published", f"{found}; no streamer is connected", "penstock stream, or penstock run")
-    refuses = "" if by is None else f", and Redis may refuse its writes ({by.word}): {by.reason}"
+        return Diagnosis(
+            "not published", f"{text}; no streamer is connected", "penstock stream, or penstock run"
+        )
+    refuses = (
+        ""
+        if refusal is None
+        else f", and Redis may refuse its writes ({refusal.word}): {refusal.reason}"
+    )
     return Diagnosis(
         "not published",
-        f"{found}; a streamer is connected{refuses}",
-        f"the streamer's log says what Redis refuses; {'see penstock doctor' if by is None else by.fix}",
+        f"{text}; a streamer is connected{refuses}",
+        "the streamer's log says what Redis refuses; "
+        f"{'see penstock doctor' if refusal is None else refusal.fix}",
     )
 
 
 def _waits_in_channel(story: Story, situation: Situation) -> Diagnosis | None:
-    """Nothing is to do for what a queue or an Ick just has not handed over yet, unless its readers say more."""
+    """Returns that a queue or an Ick has not handed it over yet, unless its readers say more."""
     if not story.readers or any(r.state not in {"behind", "applied"} for r in story.readers):
         return None
     if story.is_done or story.state in {None, "done"}:
@@ -200,56 +243,68 @@ def _unapplied(story: Story, situation: Situation) -> Diagnosis | None:
             f"start one: penstock run, penstock {get_traits(story.kind).verb} NAME",
         )
     waiting = sorted(
-        (reader for reader in story.readers if not reader.is_done), key=lambda reader: _ORDER.index(reader.state)
+        (reader for reader in story.readers if not reader.is_done),
+        key=lambda reader: _ORDER.index(reader.state),
     )
     if not waiting:
         return None
     text, fix = _describe(waiting[0], story)
     cause, session = str(waiting[0].state), situation.find_session(waiting[0].consumer)
-    if session is not None and waiting[0].state in {"behind", "waiting"} and waiting[0].kind == "consumer":
+    if (
+        session is not None
+        and waiting[0].state in {"behind", "waiting"}
+        and waiting[0].kind == "consumer"
+    ):
         cause, text, fix = session.cause, f"{text}; it {session}", session.how_to_go_on
     others = ", ".join(f"{reader.consumer} {reader.state}" for reader in waiting[1:])
     return Diagnosis(cause, f"{_name(story)}: {text}{others and f'; also: {others}'}", fix)
 
 
 def _describe(reader: ReaderProgress, story: Story) -> tuple[str, str | None]:
-    """Cause of a consumer's wait, and its remedy."""
+    """Returns the cause of a consumer's wait, and its remedy."""
     name, verb = reader.consumer, get_traits(story.kind).verb
     match reader.state:
         case "halted":
-            return (
-                f"{name} is halted before it: {reader.reason}",
-                f"fix the cause, {how_to_resume(name, story.shard_name, reader.reason, reader.has_letters)}",
-            )
+            remedy = how_to_resume(name, story.shard_name, reader.reason, reader.has_letters)
+            return f"{name} is halted before it: {reader.reason}", f"fix the cause, {remedy}"
         case "paused":
             return f"{name} is before it: {reader.reason}", reader.resume
         case "unread":
-            return (f"{name} has no checkpoint in {story.shard_name}", how_to_go_on(name, reader.kind, verb))
+            return (
+                f"{name} has no checkpoint in {story.shard_name}",
+                how_to_go_on(name, reader.kind, verb),
+            )
         case "dead-lettered" | "parked":
             return _describe_letter(reader)
         case "waiting" | "barrier":
             is_waiting = (reader.reason or "").startswith("waiting")
             return f"{name} {'is' if is_waiting else 'waits:'} {reader.reason}", None
         case _:
-            moved = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
-            return (
-                f"{name} is at offset {reader.checkpoint}, {format_count(reader.ahead, 'record')} before it; its checkpoint last moved {moved} (UTC)",
-                how_to_go_on(name, reader.kind, verb, ", if it does not run; in more processes if it does not keep up"),
+            moved_at = f"{reader.at:%Y-%m-%d %H:%M:%S}" if reader.at else "never"
+            text = (
+                f"{name} is at offset {reader.checkpoint}, {format_count(reader.ahead, 'record')} "
+                f"before it; its checkpoint last moved {moved_at} (UTC)"
             )
+            hint = ", if it does not run; in more processes if it does not keep up"
+            return text, how_to_go_on(name, reader.kind, verb, hint)
 
 
 def _describe_letter(reader: ReaderProgress) -> tuple[str, str]:
     name, letter = reader.consumer, f"{reader.consumer} '{reader.retry}'"
     retry = f"penstock dead-letters retry {letter}"
     if reader.state == "parked":
-        what = f"{name} has parked it behind an earlier dead letter of its key"
-        return what, f"retry that one, and what is parked behind it: {retry} --parked"
-    what = f"{name} has dead-lettered it: {reader.reason}"
+        text = f"{name} has parked it behind an earlier dead letter of its key"
+        return text, f"retry that one, and what is parked behind it: {retry} --parked"
+    text = f"{name} has dead-lettered it: {reader.reason}"
     if not reader.superseded_by:
-        return what, retry
+        return text, retry
+    fix = (
+        f"give it up: penstock dead-letters drop {letter} --apply; or, if order is nothing to the "
+        f"handler: {retry} --superseded"
+    )
     return (
-        f"{what}; and it may have applied a later record of its key ({reader.superseded_by})",
-        f"give it up: penstock dead-letters drop {letter} --apply; or, if order is nothing to the handler: {retry} --superseded",
+        f"{text}; and it may have applied a later record of its key ({reader.superseded_by})",
+        fix,
     )
 
 
@@ -257,7 +312,8 @@ MAX_OF_KEY = 10
 """Newest records of a key, by default."""
 
 FIRST_IDS = 50_000
-"""Ids that the first step of a search for a key looks at; each further step looks at twice as many."""
+"""Ids that the first step of a search for a key looks at; each further step looks at twice as
+many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,20 +325,30 @@ class KeySearch:
     since: int  # the id of the oldest record that was looked at; 1 if all were
 
     def __str__(self) -> str:
-        return f"the key {self.key!r}" + (f" among those from {self.since} on" if self.since > 1 else "")
+        return f"the key {self.key!r}" + (
+            f" among those from {self.since} on" if self.since > 1 else ""
+        )
 
 
 def search_key(store: Store, key: str, within_s: float) -> KeySearch:
-    """Looks for the newest records of a key from the last record back, as far as it comes in a time; the last step may take as long."""
+    """Looks for the newest records of a key, from the last record back, until a time is over.
+
+    The last step may take as long again.
+    """
     ids: list[RecordId] = []
-    began, step = monotonic(), FIRST_IDS
+    started, step = monotonic(), FIRST_IDS
     doing = "looking for a key"
     until = store.value("newest_id", doing=doing)
     while until > 0 and len(ids) < MAX_OF_KEY:
-        values = {"key": key, "after": max(0, until - step), "until": until, "most": MAX_OF_KEY - len(ids)}
+        values = {
+            "key": key,
+            "after": max(0, until - step),
+            "until": until,
+            "most": MAX_OF_KEY - len(ids),
+        }
         ids += [RecordId(id_) for (id_,) in store.rows("ids_of_key_between", values, doing=doing)]
         until, step = values["after"], 2 * step
-        if monotonic() - began > within_s:
+        if monotonic() - started > within_s:
             break
     return KeySearch(key, tuple(reversed(ids)), until + 1)
 
@@ -292,65 +358,80 @@ Wanted = RecordId | Place | str | KeySearch
 
 
 def trace(
-    store: Store, client: RedisClient, wanted: Wanted, *, channel: str | None = None, most: int = MAX_OF_KEY
+    store: Store,
+    client: RedisClient,
+    subject: Wanted,
+    *,
+    channel: str | None = None,
+    most: int = MAX_OF_KEY,
 ) -> tuple[Story, ...]:
-    """The story of a record, or of the newest records of a key, oldest first."""
+    """Returns the story of a record, or of the newest records of a key, oldest first."""
     reader = StoryReader(store, client)
-    stories = _read(reader, wanted, channel, most)
+    stories = _read(reader, subject, channel, most)
     if not stories:
-        raise Unknown(f"nothing is known of {_describe_wanted(wanted)}. Why: penstock explain")
+        raise Unknown(f"nothing is known of {_describe_wanted(subject)}. Why: penstock explain")
     return stories
 
 
 def explain(
-    store: Store, client: RedisClient, wanted: Wanted, *, channel: str | None = None, with_query: bool = False
+    store: Store,
+    client: RedisClient,
+    subject: Wanted,
+    *,
+    channel: str | None = None,
+    with_query: bool = False,
 ) -> Diagnosis:
-    """The first cause that keeps a record from its next step.
+    """Returns the first cause that keeps a record from its next step.
 
-    Of a key, the oldest of its newest records that has not taken effect everywhere is explained, or else the newest.
+    Of a key, the oldest of its newest records that has not taken effect everywhere is explained, or
+    else the newest.
     """
     reader = StoryReader(store, client)
     # Before the records: one that is committed in between is then found.
     writers = reader.read_writers(with_query=with_query)
-    stories = _read(reader, wanted, channel, MAX_OF_KEY)
+    stories = _read(reader, subject, channel, MAX_OF_KEY)
     situation = reader.read_situation()
     if stories:
-        story = next((each for each in stories if not each.is_done), stories[-1])
+        story = next((told for told in stories if not told.is_done), stories[-1])
         return explain_story(story, situation)
-    if isinstance(wanted, Place):
-        raise Unknown(f"the journal names no record at {wanted}; retention may have removed it")
-    if isinstance(wanted, int):
+    if isinstance(subject, Place):
+        raise Unknown(f"the journal names no record at {subject}; retention may have removed it")
+    if isinstance(subject, int):
         if situation.drawn is None:
             raise PrivilegeMissing(
-                f"this role may not see which ids were drawn: GRANT SELECT ON SEQUENCE {store.scope.schema}.staged_records_id_seq TO it, or "
+                "this role may not see which ids were drawn: GRANT SELECT ON SEQUENCE "
+                f"{store.scope.schema}.staged_records_id_seq TO it, or "
                 f"connect as a member of {store.scope.schema}_viewer"
             )
-        return explain_unseen(wanted, situation, writers)
+        return explain_unseen(subject, situation, writers)
     if writers:
-        return explain_open(f"no committed record has {_describe_wanted(wanted)}", writers)
+        return explain_open(f"no committed record has {_describe_wanted(subject)}", writers)
     return Diagnosis(
         "unknown key",
-        f"no record has {_describe_wanted(wanted)}, and no transaction that could hold one is open: none was staged, its transaction was rolled "
+        f"no record has {_describe_wanted(subject)}, and no transaction that could hold one is "
+        "open: none was staged, its transaction was rolled "
         "back, or retention has removed it",
         "check the key as it is staged, such as '7', or '[7, \"north\"]' if it has several parts",
     )
 
 
-def _read(reader: StoryReader, wanted: Wanted, channel: str | None, most: int) -> tuple[Story, ...]:
-    if isinstance(wanted, Place):
-        at = reader.find_id(wanted)
-        ids = [] if at is None else [at]
-    elif isinstance(wanted, int):
-        ids = [wanted]
-    elif isinstance(wanted, KeySearch):
-        ids = [*wanted.ids]
+def _read(
+    reader: StoryReader, subject: Wanted, channel: str | None, most: int
+) -> tuple[Story, ...]:
+    if isinstance(subject, Place):
+        record = reader.find_id(subject)
+        ids = [] if record is None else [record]
+    elif isinstance(subject, int):
+        ids = [subject]
+    elif isinstance(subject, KeySearch):
+        ids = [*subject.ids]
     else:
-        ids = reader.find_ids(wanted, channel, most)
-    found = (reader.read(each) for each in ids)
-    return tuple(story for story in found if story and channel in {None, story.channel})
+        ids = reader.find_ids(subject, channel, most)
+    stories = (reader.read(id_) for id_ in ids)
+    return tuple(story for story in stories if story and channel in {None, story.channel})
 
 
-def _describe_wanted(wanted: Wanted) -> str:
-    if isinstance(wanted, Place | KeySearch):
-        return str(wanted)
-    return f"record {wanted}" if isinstance(wanted, int) else f"the key {wanted!r}"
+def _describe_wanted(subject: Wanted) -> str:
+    if isinstance(subject, Place | KeySearch):
+        return str(subject)
+    return f"record {subject}" if isinstance(subject, int) else f"the key {subject!r}"

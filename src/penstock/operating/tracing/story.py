@@ -1,4 +1,4 @@
-"""The story of a record, and why it is not further, as values; read from Postgres and Redis, which changes nothing."""
+"""Tells the story of a record, and why it is not further; reads Postgres and Redis only."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,7 +30,16 @@ BUSY_S = 1.0
 """Seconds after which a session of a consumer is a cause: somebody asks about this record."""
 
 ReaderState = Literal[
-    "applied", "cancelled", "dead-lettered", "parked", "halted", "paused", "barrier", "waiting", "behind", "unread"
+    "applied",
+    "cancelled",
+    "dead-lettered",
+    "parked",
+    "halted",
+    "paused",
+    "barrier",
+    "waiting",
+    "behind",
+    "unread",
 ]
 """A consumer's progress with a record."""
 
@@ -40,23 +49,26 @@ class ReaderProgress:
     """A consumer of the record's channel."""
 
     consumer: str
-    # ``applied``: its checkpoint is past the record.  ``cancelled``: a job that has no effect.  ``dead-lettered`` and
-    # ``parked``: there is a dead letter of the record, in the second case because an earlier one of its key has one.
-    # ``halted``, ``paused``, at a ``barrier`` of a reconciliation, or ``waiting`` for something: before the record.
-    # ``behind``: it has not come so far. ``unread``: it has no checkpoint in the shard.
+    # ``applied``: its checkpoint is past the record.  ``cancelled``: a job that has no effect.
+    # ``dead-lettered`` and ``parked``: there is a dead letter of the record, in the second case
+    # because an earlier one of its key has one.  ``halted``, ``paused``, at a ``barrier`` of a
+    # reconciliation, or ``waiting`` for something: before the record.  ``behind``: it has not come
+    # so far. ``unread``: it has no checkpoint in the shard.
     state: ReaderState
     checkpoint: int | None  # up to where all is applied; None if there is no checkpoint
     ahead: int  # records between the checkpoint and this one
-    # time of the last move of the checkpoint, by which the record was applied; or of the dead-lettering
+    # time of the last move of the checkpoint, by which the record was applied; or of the
+    # dead-lettering
     at: datetime | None
     reason: str | None  # cause of the halt, the wait or the dead letter
-    # ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here; ``replay``: it is a
-    # ``penstock replay`` that has not ended
+    # ``consumer``; ``reported``: it runs with another database, which reports its checkpoints here;
+    # ``replay``: it is a ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
-    # place of the dead letter that is to be retried: of a parked one, the first of its key; None if it is not dead-lettered or
-    # parked
+    # place of the dead letter that is to be retried: of a parked one, the first of its key; None if
+    # it is not dead-lettered or parked
     retry: str | None = None
-    # place of a later record of its key that was applied, so that a retry needs ``--superseded``; empty if there is none
+    # place of a later record of its key that was applied, so that a retry needs ``--superseded``;
+    # empty if there is none
     superseded_by: str = ""
     # true if the consumer has dead letters, which are to be retried before a halted shard goes on
     has_letters: bool = False
@@ -64,12 +76,12 @@ class ReaderProgress:
 
     @property
     def is_done(self) -> bool:
-        """True if the record has taken effect there, or is to have none."""
+        """Returns whether the record has taken effect there, or is to have none."""
         return self.state in {"applied", "cancelled"}
 
     @property
     def is_dead_lettered(self) -> bool:
-        """True if there is a dead letter of the record."""
+        """Returns whether there is a dead letter of the record."""
         return self.state in {"dead-lettered", "parked"}
 
 
@@ -97,63 +109,80 @@ class Story:
     key: str | None = None  # its key, or the tenant of a message; None if its row is gone
     action: str | None = None  # None if its row is gone
     object: str | None = None  # None if its row is gone
-    staged_at: datetime | None = None  # None if its row is gone, or has a time that no record can have
-    transaction: str | None = None  # the id of the transaction that staged it; None if its row is gone
-    trace_id: str | None = None  # the trace in its headers; None if it has none, or this role may not read headers
-    committed_at: datetime | None = None  # time of its commit; None unless Postgres has ``track_commit_timestamp``
+    staged_at: datetime | None = (
+        None  # None if its row is gone, or has a time that no record can have
+    )
+    transaction: str | None = (
+        None  # the id of the transaction that staged it; None if its row is gone
+    )
+    trace_id: str | None = (
+        None  # the trace in its headers; None if it has none, or this role may not read headers
+    )
+    committed_at: datetime | None = (
+        None  # time of its commit; None unless Postgres has ``track_commit_timestamp``
+    )
     isolated: str | None = None  # reason that it can get no offset; None if it can
     is_seen: bool = True  # true if the last tick saw its transaction
     tick: int | None = None  # the tick that sequenced it; None if it is not, or is too long ago
     # time that it got its offset; None if it has none, or the journal does not name it any more
     sequenced_at: datetime | None = None
     offset: int | None = None  # its offset; None if it has none
-    published: int | None = None  # the shard's last offset in Redis; None if Redis was not asked, or did not answer
-    first: int | None = None  # the oldest offset that the log in Redis still holds; None for the other kinds
+    published: int | None = (
+        None  # the shard's last offset in Redis; None if Redis was not asked, or did not answer
+    )
+    first: int | None = (
+        None  # the oldest offset that the log in Redis still holds; None for the other kinds
+    )
     redis: str | None = None  # error of Redis; None if it answered
-    # reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was found
+    # reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was
+    # found
     refusal: WriteRefusal | None = None
     stopped: str | None = None  # reason that the streamer leaves its shard out; None if it does not
-    # its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``, ``delayed``, ``dead``,
-    # ``done``, ``cancelled``; None if nothing
+    # its state in an Ick or a queue: ``dirty``, ``reserved``, ``held``, ``waiting``, ``leased``,
+    # ``delayed``, ``dead``, ``done``, ``cancelled``; None if nothing
     state: str | None = None
     why: str | None = None
     readers: tuple[ReaderProgress, ...] = ()
     attempts: tuple[JobAttempt, ...] = ()  # at a job, once one has failed: the last twenty
-    progress: float | None = None  # what the handler of a job said last: the part that is done; None if nothing
-    result_at: datetime | None = None  # time of a job's result, which is kept for a while; None if there is none
+    progress: float | None = (
+        None  # what the handler of a job said last: the part that is done; None if nothing
+    )
+    result_at: datetime | None = (
+        None  # time of a job's result, which is kept for a while; None if there is none
+    )
 
     @property
     def shard_name(self) -> ShardName:
-        """Its shard."""
+        """Returns its shard."""
         return ShardName(self.channel, Shard(self.shard))
 
     @property
     def place(self) -> str:
-        """Its place, as text."""
+        """Returns its place, as text."""
         if self.offset is None:
             return str(self.shard_name)
         return str(Place(self.shard_name, Offset(self.offset)))
 
     @property
     def traits(self) -> Traits:
-        """The traits of its channel's kind."""
+        """Returns the traits of its channel's kind."""
         return get_traits(self.kind)
 
     @property
     def is_only_a_letter(self) -> bool:
-        """True if its row is gone, and what is left of it is a dead letter."""
-        return self.transaction is None and any(each.is_dead_lettered for each in self.readers)
+        """Returns whether its row is gone, and what is left of it is a dead letter."""
+        return self.transaction is None and any(reader.is_dead_lettered for reader in self.readers)
 
     @property
     def is_published(self) -> bool | None:
-        """True if Redis has had it; None if that is not known."""
+        """Returns whether Redis has had it; None if that is not known."""
         if self.offset is None:
             return False
         return None if self.published is None else self.offset <= self.published
 
     @property
     def is_done(self) -> bool:
-        """True if it has taken effect everywhere."""
+        """Returns whether it has taken effect everywhere."""
         if any(reader.is_dead_lettered for reader in self.readers):
             return False
         if not self.traits.keeps_records:
@@ -163,13 +192,18 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class OpenWriter:
-    """A transaction that has written into staged records and is not committed; what it wrote is invisible until then."""
+    """A transaction that has written into staged records and is not committed.
+
+    What it wrote is invisible until then.
+    """
 
     pid: int | None  # the server's process; None of a prepared transaction
     prepared: str | None  # the name of a prepared transaction; None of others
     application: str | None  # the application's name; None if this role may not see it
-    state: str | None  # ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it
-    age_s: float | None  # for how long it has been open or prepared, in seconds; None if this role may not see it
+    # ``idle in transaction`` …; None of a prepared transaction, or if this role may not see it
+    state: str | None
+    # for how long it has been open or prepared, in seconds; None if this role may not see it
+    age_s: float | None
     user: str | None
     query: str | None = None  # its last statement, if that was asked for: it may contain payloads
 
@@ -178,7 +212,8 @@ class OpenWriter:
 class Diagnosis:
     """The cause that keeps a record from its next step."""
 
-    cause: str  # the first cause that holds, in one word or two: see ``docs/how-to/find-a-record.md``
+    # the first cause that holds, in one word or two: see ``docs/how-to/find-a-record.md``
+    cause: str
     text: str
     fix: str | None = None  # command, or other remedy; None if nothing is wrong
     story: Story | None = None  # the record; None if no row has it
@@ -187,7 +222,7 @@ class Diagnosis:
 
     @property
     def is_applied(self) -> bool:
-        """True if the record has taken effect everywhere."""
+        """Returns whether the record has taken effect everywhere."""
         return self.cause == "applied"
 
 
@@ -203,14 +238,15 @@ class Situation:
     streamers: int
     has_policies: bool  # true if row-level security is enabled on staged records
     drawn: int | None  # the last record id that was drawn; None if this role may not see it
-    # the newest id of the rows at which shards begin from which retention has removed records; None if it has not
+    # the newest id of the rows at which shards begin from which retention has removed records; None
+    # if it has not
     removed_to: int | None
     sessions: tuple[WorkerSession, ...] = ()  # those of consumers that make no progress
 
     def find_session(self, consumer: str) -> WorkerSession | None:
-        """The session of a consumer that makes no progress; of several, one that waits for a lock."""
-        own = [each for each in self.sessions if each.belongs_to(consumer)]
-        return min(own, key=lambda each: each.kind != "blocked", default=None)
+        """Returns a session of the consumer without progress; first one that waits for a lock."""
+        sessions = [session for session in self.sessions if session.belongs_to(consumer)]
+        return min(sessions, key=lambda session: session.kind != "blocked", default=None)
 
 
 class StoryReader:
@@ -220,69 +256,97 @@ class StoryReader:
         self._store, self._client = store, client
 
     def find_ids(self, key: str, channel: str | None, most: int) -> list[RecordId]:
-        """The newest kept records of a key, the oldest of them first."""
-        found = {"key": key, "channel": channel, "most": most}
-        return [RecordId(id_) for (id_,) in reversed(self._rows("ids_of_key", found))]
+        """Returns the newest kept records of a key, the oldest of them first."""
+        values = {"key": key, "channel": channel, "most": most}
+        return [RecordId(id_) for (id_,) in reversed(self._rows("ids_of_key", values))]
 
     def find_id(self, place: Place) -> RecordId | None:
-        """The record at a place; None if the journal does not name it."""
-        [(found,)] = self._rows(
-            "id_at", {"channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset}
+        """Returns the record at a place; None if the journal does not name it."""
+        [(id_,)] = self._rows(
+            "id_at",
+            {"channel": place.shard.channel, "shard": place.shard.shard, "offset": place.offset},
         )
-        return None if found is None else RecordId(found)
+        return None if id_ is None else RecordId(id_)
 
     def read(self, record: RecordId) -> Story | None:
-        """The story of a record; None if nothing of it is visible."""
+        """Returns the story of a record; None if nothing of it is visible."""
         with self._store.transaction("tracing a record"):
-            self._store.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._store.connection.execute(
+                "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+            )
             story = self._read_place(record)
             if story is None:
                 return None
             names = {"channel": story.channel, "shard": story.shard, "id": record, "key": story.key}
-            [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows("shard_state", names)
+            [(kind, is_known, stopped, is_retired, is_resharded, *waiting)] = self._rows(
+                "shard_state", names
+            )
             rows = self._rows("readers", names)
             trace_id = self._read_trace_id(record)
             notes = self._rows("job_notes", {"id": record}) if get_traits(kind).has_jobs else ()
             pauses = read_pauses(self._store)
             unpassed = {
-                name: find_unpassed(self._store, name, story.channel) for name, *_ in (rows if is_resharded else ())
+                name: find_unpassed(self._store, name, story.channel)
+                for name, *_ in (rows if is_resharded else ())
             }
-        found = {"kind": kind, "is_known": is_known, "stopped": stopped, "is_retired": is_retired, "trace_id": trace_id}
-        story = replace(story, **found)
+        facts = {
+            "kind": kind,
+            "is_known": is_known,
+            "stopped": stopped,
+            "is_retired": is_retired,
+            "trace_id": trace_id,
+        }
+        story = replace(story, **facts)
         story = self._ask_redis(story, waiting)
         for attempts, progress, result_at, has_no_effect in notes:
-            made = tuple(map(_make_attempt, attempts or ()))
-            story = replace(story, attempts=made, progress=progress, result_at=result_at)
+            attempts_made = tuple(map(_make_attempt, attempts or ()))
+            story = replace(story, attempts=attempts_made, progress=progress, result_at=result_at)
             if story.state == "done" and has_no_effect is not None:
-                story = replace(story, state="cancelled" if has_no_effect else "done", why=_CANCELLED[has_no_effect])
+                story = replace(
+                    story,
+                    state="cancelled" if has_no_effect else "done",
+                    why=_CANCELLED[has_no_effect],
+                )
         readers = (_wait(story, _reader(story, row), unpassed) for row in rows)
-        return replace(story, readers=tuple(_pause(story, each, pauses) for each in readers))
+        return replace(story, readers=tuple(_pause(story, reader, pauses) for reader in readers))
 
     def _read_trace_id(self, record: RecordId) -> str | None:
         tables = {"staged": self._table, "letters": quote(self._store.scope.schema, "dead_letters")}
         [(may_read,)] = self._rows("may_read_headers", tables)
-        return next((found for (found,) in self._rows("trace_id", {"id": record})), None) if may_read else None
+        return (
+            next((trace for (trace,) in self._rows("trace_id", {"id": record})), None)
+            if may_read
+            else None
+        )
 
     def _read_place(self, record: RecordId) -> Story | None:
         story = next((Story(**row) for row in self._named("staged_record", {"id": record})), None)
         channel = None if story is None else story.channel
         for staged_shard in (None,) if story is None else (story.shard, None):
-            where = {"channel": channel, "shard": staged_shard, "id": record}
-            for found, shard, offset, at, _ in self._rows("place_of_record", where):
-                story = story or Story(record, found, shard)
-                return replace(story, shard=shard, offset=offset, sequenced_at=at)
+            values = {"channel": channel, "shard": staged_shard, "id": record}
+            for channel_name, shard, offset, sequenced_at, _ in self._rows(
+                "place_of_record", values
+            ):
+                story = story or Story(record, channel_name, shard)
+                return replace(story, shard=shard, offset=offset, sequenced_at=sequenced_at)
         letters = () if story else self._named("letter_of_record", {"id": record})
         return next((Story(**row) for row in letters), story)
 
     def _ask_redis(self, story: Story, waiting: list[Any]) -> Story:
-        """The story with what Redis has of the record, if it can be there."""
+        """Returns the story with what Redis has of the record, if it can be there."""
         if story.traits.has_jobs and story.transaction is None:
             return replace(story, state="done", why="it is done")
         if story.offset is None or story.kind is None:
             return story
         try:
-            [extent] = extents(self._client, self._store.scope.namespace, [story.shard_name]).values()
-            story = replace(story, published=extent.tail, first=extent.first if story.traits.keeps_records else None)
+            [extent] = extents(
+                self._client, self._store.scope.namespace, [story.shard_name]
+            ).values()
+            story = replace(
+                story,
+                published=extent.tail,
+                first=extent.first if story.traits.keeps_records else None,
+            )
             story = self._find(story, waiting)
         except AppendRefused as error:
             # A replica without its master may refuse reads as well.
@@ -292,11 +356,13 @@ class StoryReader:
         refusal = None
         if not story.is_published:
             with suppress(ServerUnavailable):
-                refusal = find_refusal(self._client, log_keys(self._store.scope.namespace, story.shard_name).stream)
+                refusal = find_refusal(
+                    self._client, log_keys(self._store.scope.namespace, story.shard_name).stream
+                )
         return replace(story, refusal=refusal)
 
     def _find(self, story: Story, waiting: list[Any]) -> Story:
-        """The story with the state that a record has apart from its offset."""
+        """Returns the story with the state that a record has apart from its offset."""
         is_waiting, is_given, tenant, due_s = waiting
         if is_waiting and not is_given:
             why = (
@@ -308,12 +374,12 @@ class StoryReader:
         # A job may be in Redis before the position is.
         if story.key is None or not (story.is_published or story.traits.has_jobs):
             return story
-        where = self._client, self._store.scope.namespace, story.shard_name
-        found = get_kind(story.kind).find(*where, story.id, story.key, story.staged_at)
-        return story if found is None else replace(story, state=found[0], why=found[1])
+        keys = self._client, self._store.scope.namespace, story.shard_name
+        state = get_kind(story.kind).find(*keys, story.id, story.key, story.staged_at)
+        return story if state is None else replace(story, state=state[0], why=state[1])
 
     def read_situation(self) -> Situation:
-        """Facts that hold for all records."""
+        """Returns facts that hold for all records."""
         with postgres_errors("reading the last tick"):
             bounds = journal_bounds(self._store)
             firsts = [first for first, _ in bounds.values()]
@@ -324,9 +390,11 @@ class StoryReader:
         return replace(Situation(*rows[0]), sessions=read_sessions(self._store, BUSY_S))
 
     def read_writers(self, *, with_query: bool = False) -> tuple[OpenWriter, ...]:
-        """The transactions that have written into staged records and are not committed, the oldest first."""
-        found = {"table": self._table, "with_query": with_query}
-        rows = self._store.rows("open_writers", found, binary=True, doing="reading open transactions")
+        """Returns the open transactions that have written staged records, oldest first."""
+        values = {"table": self._table, "with_query": with_query}
+        rows = self._store.rows(
+            "open_writers", values, binary=True, doing="reading open transactions"
+        )
         return tuple(OpenWriter(*row) for row in rows)
 
     @property
@@ -334,7 +402,7 @@ class StoryReader:
         return quote(self._store.scope.schema, "staged_records")
 
     def _named(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rows whose columns have the names of a story's attributes."""
+        """Returns rows whose columns have the names of a story's attributes."""
         with (
             postgres_errors("tracing a record"),
             self._store.connection.cursor(binary=True, row_factory=dict_row) as cursor,
@@ -345,25 +413,31 @@ class StoryReader:
         return self._store.rows(name, values, binary=True, doing="tracing a record")
 
 
-def _make_attempt(found: dict[str, Any]) -> JobAttempt:
-    times = {name: datetime.fromisoformat(found[name]) for name in ("began_at", "ended_at")}
-    return JobAttempt(**{**found, **times})
+def _make_attempt(attempt: dict[str, Any]) -> JobAttempt:
+    times = {name: datetime.fromisoformat(attempt[name]) for name in ("began_at", "ended_at")}
+    return JobAttempt(**{**attempt, **times})
 
 
-def _wait(story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedShard | None]) -> ReaderProgress:
-    """The reader as one that waits, if it is behind only because shards of an earlier generation come first."""
-    before = unpassed.get(reader.consumer)
-    if reader.state != "behind" or before is None or not before.blocks(story.shard):
+def _wait(
+    story: Story, reader: ReaderProgress, unpassed: Mapping[str, UnpassedShard | None]
+) -> ReaderProgress:
+    """Returns the reader as one that waits, if only shards of an earlier generation hold it up."""
+    predecessor = unpassed.get(reader.consumer)
+    if reader.state != "behind" or predecessor is None or not predecessor.blocks(story.shard):
         return reader
-    return replace(reader, state="waiting", reason=before.explain(story.channel))
+    return replace(reader, state="waiting", reason=predecessor.explain(story.channel))
 
 
 def _pause(story: Story, reader: ReaderProgress, pauses: tuple[Pause, ...]) -> ReaderProgress:
-    """The reader as one that is paused, if it would go on otherwise."""
-    found = next((pause for pause in pauses if pause.holds(reader.consumer, story.channel)), None)
-    if found is None or reader.kind == "reported" or reader.state not in {"behind", "waiting", "barrier"}:
+    """Returns the reader as one that is paused, if it would go on otherwise."""
+    pause_ = next((pause for pause in pauses if pause.holds(reader.consumer, story.channel)), None)
+    if (
+        pause_ is None
+        or reader.kind == "reported"
+        or reader.state not in {"behind", "waiting", "barrier"}
+    ):
         return reader
-    return replace(reader, state="paused", reason=str(found), resume=found.how_to_resume)
+    return replace(reader, state="paused", reason=str(pause_), resume=pause_.how_to_resume)
 
 
 _CANCELLED = {
@@ -373,7 +447,17 @@ _CANCELLED = {
 
 
 def _reader(story: Story, row: Row) -> ReaderProgress:
-    (consumer, is_reported, checkpoint, halted, waiting, updated_at, barrier, has_letters, *letter) = row
+    (
+        consumer,
+        is_reported,
+        checkpoint,
+        halted,
+        waiting,
+        updated_at,
+        barrier,
+        has_letters,
+        *letter,
+    ) = row
     reason, parked, failed_at, later_shard, later_offset, retry_shard, retry = letter
     kind = find_kind(consumer, is_reported=is_reported)
     ahead = max(0, (story.offset or 0) - 1 - checkpoint) if checkpoint is not None else 0
@@ -384,15 +468,25 @@ def _reader(story: Story, row: Row) -> ReaderProgress:
     if reason is not None:
         state: ReaderState = "parked" if parked else "dead-lettered"
         place = str(Place(ShardName(story.channel, Shard(retry_shard)), Offset(retry)))
-        later = find_later(story.channel, later_shard, later_offset) if story.traits.keeps_records else ""
+        later = (
+            find_later(story.channel, later_shard, later_offset)
+            if story.traits.keeps_records
+            else ""
+        )
         return replace(make(state, reason, 0), at=failed_at, retry=place, superseded_by=later)
     if checkpoint is None:
         return make("unread", None)
     is_past = story.offset is not None and story.offset <= checkpoint
     if is_past if story.traits.keeps_records else is_past or story.is_done:
-        return make("cancelled", story.why, 0) if story.state == "cancelled" else make("applied", None, 0)
+        return (
+            make("cancelled", story.why, 0)
+            if story.state == "cancelled"
+            else make("applied", None, 0)
+        )
     if halted is not None:
-        return replace(make("halted", halted), has_letters=has_letters and story.traits.keeps_records)
+        return replace(
+            make("halted", halted), has_letters=has_letters and story.traits.keeps_records
+        )
     if barrier is not None:
         return make("barrier", f"a reconciliation has stopped it at offset {barrier} for a moment")
     return make("behind" if waiting is None else "waiting", waiting)
