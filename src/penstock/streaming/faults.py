@@ -1,9 +1,8 @@
 """Faults of single records and shards, noted by the streamer in Postgres, for status and doctor.
 
-isolated records    staged rows that no tick can give an offset: an impossible time, id, name or
-transaction id unknown shards      records that have their offsets, and that belong to no registered
-channel: not published stopped shards      shards that the streamer leaves out, while all others go
-on
+isolated records  staged rows that can get no offset: an impossible time, id, name or transaction id
+unknown shards    records that have offsets, and belong to no registered channel: not published
+stopped shards    shards that the streamer leaves out, while all others go on
 """
 
 from collections.abc import Collection, Iterable, Mapping
