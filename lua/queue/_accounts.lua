@@ -12,7 +12,7 @@ local function unpack_account(tenant, packed)
     tenant = tenant, tag = v[1], in_flight = v[2], bytes = v[3], cost = v[4], rank = v[5], next_at = v[6], class = v[7],
     last_rank = v[8], base = v[9], keyless = v[10], waits = v[11], weighs = v[12] or 0,
     limits = has_limits and limits_of(tenant) or NO_LIMITS, line = nil, at = 1, ahead = 0, has_moved = false, keeps_line = nil,
-    is_unsaved = false, is_noisy = nil,
+    is_unsaved = false, has_line = false, is_noisy = nil,
   }
 end
 
@@ -55,7 +55,7 @@ local function join_line(account, member)
 end
 
 local function quit_line(account, member)
-  account.is_unsaved, left[#left + 1] = true, member
+  account.is_unsaved, account.has_line, left[#left + 1] = true, false, member
 end
 
 -- The first of an account's waiting messages: id and member of `waiting`.  Several are read at once, the more the
@@ -87,6 +87,21 @@ local function mark_charged(account)
   account.has_moved = true
   if account.keeps_line == nil then
     account.keeps_line = true
+  end
+end
+
+-- Reads the accounts of several tenants together, for `tenant_account`.
+local function fetch_accounts(tenants)
+  local unknown = {}
+  for _, tenant in ipairs(tenants) do
+    if not used[tenant] and fetched[tenant] == nil then
+      unknown[#unknown + 1], fetched[tenant] = tenant, false
+    end
+  end
+  if #unknown > 0 then
+    for i, packed in ipairs(redis.call("HMGET", accounts, unpack(unknown))) do
+      fetched[unknown[i]] = packed
+    end
   end
 end
 

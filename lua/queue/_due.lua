@@ -73,21 +73,6 @@ local function move_due()
   place_moved()
 end
 
--- Reads the accounts of several tenants together, for `tenant_account`.
-local function fetch_accounts(tenants)
-  local unknown = {}
-  for _, tenant in ipairs(tenants) do
-    if not used[tenant] and fetched[tenant] == nil then
-      unknown[#unknown + 1], fetched[tenant] = tenant, false
-    end
-  end
-  if #unknown > 0 then
-    for i, packed in ipairs(redis.call("HMGET", accounts, unpack(unknown))) do
-      fetched[unknown[i]] = packed
-    end
-  end
-end
-
 -- Forgets idle tenants that have nothing left to pay.
 local function forget_drained(most, is_busy)
   if not is_busy and redis.call("ZCARD", drained) > 0 and redis.call("EXISTS", waiting, leases) == 0 then

@@ -7,7 +7,7 @@ local KEEP_FINISHED, MOST_FINISHED = 60000, 50000
 local ended, times, bodies = {}, {}, {}
 
 local function finish(id, record)
-  forget(id, record)
+  forget(id, record, true)
   record.state, record.at = "f", now
   save_record(id, record)
   ended[#ended + 1], times[#times + 1], times[#times + 2] = id, now, id
@@ -23,6 +23,7 @@ local function clear_finished()
     redis.call("HINCRBY", meta, "done", #ended)
     redis.call("ZADD", finished, unpack(times))
     redis.call("ZREM", leases, unpack(ended))
+    redis.call("ZREM", ages, unpack(ended))
     for key, entries in pairs(bodies) do
       call_or_nil("XDEL", key, unpack(entries))
     end

@@ -32,6 +32,7 @@ local function enqueue(id, record, payload, headers)
   save_record(id, record)
   join_line(account, waiting_member(id, record))
   mark_moved(account)
+  account.has_line = account.has_line or not (record.held or record.suspect == IS_APART)
   return true
 end
 

@@ -60,9 +60,11 @@ local function release_unique(id, record, scope)
   end
 end
 
--- Removes all that is known of a message but its record and its lease.
-local function forget(id, record)
-  redis.call("ZREM", ages, id)
+-- Removes all that is known of a message but its record and its lease; with `keeps_age`, the caller removes that.
+local function forget(id, record, keeps_age)
+  if not keeps_age then
+    redis.call("ZREM", ages, id)
+  end
   if record.deadline > 0 then
     redis.call("ZREM", deadlines, id)
   end

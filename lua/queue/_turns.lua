@@ -20,7 +20,7 @@ local placed, keep_ready = nil, nil
 -- Puts a tenant where it belongs, after anything about it has changed.
 local function place(account)
   local class, score = false, nil
-  if account.keeps_line and account.class or not account.keeps_line and first_waiting(account) then
+  if account.has_line or account.keeps_line and account.class or not account.keeps_line and first_waiting(account) then
     class, score = classify(account)
   end
   if class and class ~= "b" and account.class ~= "r" and account.class ~= "o" then
@@ -40,7 +40,7 @@ local function place(account)
   queue.listed = queue.listed + (class and 1 or 0) - (account.class and 1 or 0)
   local weighs = class and class ~= "b" and account.limits.weight or 0
   queue.weights, account.weighs = math.max(queue.weights + weighs - account.weighs, 0), weighs
-  account.class, account.has_moved, account.keeps_line = class, false, nil
+  account.class, account.has_moved, account.keeps_line, account.has_line = class, false, nil, false
 end
 
 -- Places all tenants of which the messages have moved.

@@ -6,7 +6,7 @@
 -- as after a lost reply; "taken": by another tenant; "duplicate <id>" of another message of this unique name; "windowed <id>" if that holds the name for a time;
 -- "full <bytes> <limit>" of the tenant; or "damaged": no stream can be written.
 
-local WIDTH = 11
+local WIDTH, aged = 11, {}
 
 local function moment(text)
   if string.sub(text, 1, 1) == "+" then
@@ -54,7 +54,7 @@ local function write_message(is_numbered, id, tenant, key, hand, due, deadline, 
     return "damaged"
   end
   account.bytes = account.bytes + record.bytes
-  redis.call("ZADD", ages, record.since, id)
+  aged[#aged + 1], aged[#aged + 2] = record.since, id
   if unique ~= "" then
     reserve_unique(id, record, window)
   end
@@ -64,11 +64,19 @@ end
 -- Writes the messages in ARGV from `first` on; returns a result for each after the words of `reply`.  With `is_numbered`, their ids are
 -- numbers in the order in which they were staged, in which they need not come.
 local function write_messages(first, reply, is_numbered)
-  local written = 0
+  local written, ids, tenants = 0, {}, {}
+  for from = first, #ARGV, WIDTH do
+    ids[#ids + 1], tenants[#tenants + 1] = ARGV[from], ARGV[from + 1]
+  end
+  begin_batch(ids)
+  fetch_accounts(tenants)
   for from = first, #ARGV, WIDTH do
     local result = write_message(is_numbered, unpack(ARGV, from, from + WIDTH - 1))
     reply[#reply + 1] = result
     written = written + (result == "written" and 1 or 0)
+  end
+  if #aged > 0 then
+    redis.call("ZADD", ages, unpack(aged))
   end
   redis.call("HINCRBY", meta, "written", written)
   save_accounts()

@@ -17,13 +17,14 @@ elseif #KEYS - streams + 1 < queue.streams then
 end
 begin_writing()
 
-local wakes, classes = false, {}
+local wakes, classes, known = false, {}, {}
 
 -- A dead letter without its body could be redriven, and would be another message.
 local function lose(id, record)
   forget(id, record)
   redis.call("ZREM", leases, id)
   delete_record(id)
+  known[id] = nil
   redis.call("HINCRBY", meta, "lost", 1)
 end
 
@@ -38,7 +39,7 @@ local function go_back(id, record, delay)
 end
 
 local function settle(id, token, outcome, delay, seconds, reason)
-  local record = read_record(id)
+  local record = known[id]
   local settled = token .. " " .. outcome
   if record and record.token == settled then
     return "ok"
@@ -76,11 +77,16 @@ local function settle(id, token, outcome, delay, seconds, reason)
   return "ok"
 end
 
-local reply, ids = {"settled"}, {}
+local reply, ids, tenants = {"settled"}, {}, {}
 for from = items, #ARGV, WIDTH do
   ids[#ids + 1] = ARGV[from]
 end
 begin_batch(ids)
+for _, id in ipairs(ids) do
+  known[id] = read_record(id) or nil
+  tenants[#tenants + 1] = known[id] and known[id].tenant
+end
+fetch_accounts(tenants)
 for from = items, #ARGV, WIDTH do
   reply[#reply + 1] = settle(unpack(ARGV, from, from + WIDTH - 1))
 end
