@@ -1,6 +1,6 @@
 """Declared limits of a queue.  Postgres has them, and Redis a copy.
 
-The copy is lost with Redis, or is outdated in an older one.  Whoever hands messages over, or writes
+Redis may lose the copy, or have an outdated one.  A call that hands messages over, or writes
 records, therefore names the declaration that applies, and Redis refuses under another: the
 declaration is then read and declared again.
 """

@@ -392,7 +392,7 @@ def explain(
     stories = _read(reader, subject, channel, MAX_OF_KEY)
     situation = reader.read_situation()
     if stories:
-        story = next((told for told in stories if not told.is_done), stories[-1])
+        story = next((story for story in stories if not story.is_done), stories[-1])
         return explain_story(story, situation)
     if isinstance(subject, Place):
         raise Unknown(f"the journal names no record at {subject}; retention may have removed it")
