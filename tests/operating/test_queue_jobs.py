@@ -226,7 +226,7 @@ def test_the_command_shows_progress_and_a_result_of_a_job_that_is_done(
     ended = penstock("jobs", "show", "jobs", "2").stdout.splitlines()
     assert ended[0] == "jobs job 2 has ended"
     assert ended[1].count("\\u202e") == 1999
-    assert ended[1].endswith(" … and 1,002 characters more: --json")
+    assert ended[1].endswith(" … and 1,002 more characters: --json")
     known = json.loads(penstock("jobs", "show", "jobs", "2", "--json").stdout)
     assert (known["job"], known["progress"], known["result"]) == (None, None, "\u202e" * 3000)
 

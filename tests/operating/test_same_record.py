@@ -460,6 +460,7 @@ IN_WHERE = re.compile(r"\b(?:WHERE|AND)\b[^\n]* = (?:%\(staged_us\)s|\w+\.staged
 IN_LUA = re.compile(r"[=~]= (?:at|ours|identity)\b")
 NO_RECORDS = {
     "spark/sources/dirty_members.py partitions",  # identities of reservations
+    "spark/sources/reservation_sequence.py _end",  # the same
     "lua/log/group/read.lua",  # a cursor
 }
 
