@@ -6,18 +6,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 
+import psycopg
 import pytest
 
+from fixtures.clients import connect_redis
 from fixtures.damage import copy_data, restore_data
 from fixtures.servers import Programs
 from penstock.database.connections import Connection, connect_postgres
-from penstock.embedded import EmbeddedRedis
+from penstock.embedded import EmbeddedPostgres, EmbeddedRedis
+from penstock.errors import PenstockError
+from penstock.schema.initialise import initialise
 from penstock.testing import eventually
 
 WORKERS = 3
@@ -52,16 +58,18 @@ class Storm:
         directory: Where the application is.
         urls: Of both servers, as environment variables.
         streams: The number of streams that processes are started with.
+        workers: The workers of a process; all, if none is named.
     """
 
     directory: Path
     urls: dict[str, str]
     streams: int = 16
+    workers: tuple[str, ...] = ("note",)
     alive: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, place: int) -> None:
         """Starts the streamer, at place 0, or a worker."""
-        command = ["stream"] if place == 0 else ["work", "note"]
+        command = ["stream"] if place == 0 else ["work", *self.workers]
         with (self.directory / "log").open("ab") as log:
             self.alive[place] = subprocess.Popen(
                 [sys.executable, "-m", "penstock", *command, "--app", "shop:pipeline"],
@@ -155,3 +163,187 @@ def test_killed_workers_an_older_redis_and_other_numbers_of_streams_leave_one_ef
 def count(connection: Connection) -> int:
     [(found,)] = connection.execute("SELECT count(*) FROM public.effects").fetchall()
     return int(found)
+
+
+BOTH_WAYS = """
+import os, time
+from sqlalchemy import text
+from penstock import KeyLimits, Pipeline, Queue
+
+jobs = Queue("jobs", streams=8, hand=4, key_limits={"": KeyLimits(in_flight=50)})
+mails = Queue("mails", streams=8, hand=4, key_limits={"": KeyLimits(in_flight=50)})
+pipeline = Pipeline([jobs, mails])
+sent = os.open("sent", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+@pipeline.worker(reads=jobs, lease=2.0, concurrency=1, attempts=1000, together=20, backoff=0.05)
+def note(session, job):
+    session.execute(text("INSERT INTO public.effects VALUES (:job)"), {"job": job.id})
+
+@pipeline.worker(reads=mails, lease=2.0, concurrency=4, attempts=1000, backoff=0.05)
+def send(job):
+    os.write(sent, f"{job.id} {os.getpid()} {time.monotonic()}\\n".encode())
+"""
+
+STAGE_BOTH = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+SELECT CASE n %% 2 WHEN 0 THEN 'jobs' ELSE 'mails' END, 0, 'tenant-' || n %% %(tenants)s, 'insert', 'receipt', '{}',
+       jsonb_build_object('penstock', jsonb_build_object('key', 'key-' || n %% 7))
+FROM generate_series(1, %(count)s) AS n
+RETURNING id, channel
+"""
+
+CANCEL = "SELECT job, is_running FROM penstock.cancel_jobs(%(queue)s, %(ids)s, NULL, NULL)"
+
+LEASE_S = 2.0
+
+AROUND_S = 8.0
+"""How long before a server went away a handler may have been called whose end was not committed: it waits, and its lease ends."""
+
+
+@dataclass
+class Truth:
+    """What was staged, and what was cancelled, by queue."""
+
+    url: str
+    ids: dict[str, list[int]] = field(default_factory=lambda: {"jobs": [], "mails": []})
+    cancelled: dict[str, set[int]] = field(default_factory=lambda: {"jobs": set(), "mails": set()})
+
+    def stage(self, jobs: int, seconds: float, dice: random.Random) -> None:
+        """Stages jobs of both queues for some time, and cancels some of them at once and later; waits for Postgres."""
+        pause = threading.Event()
+        while sum(map(len, self.ids.values())) < jobs:
+            try:
+                with connect_postgres(self.url, application="producer") as connection:
+                    rows = connection.execute(STAGE_BOTH, {"tenants": TENANTS, "count": AT_ONCE // 5}).fetchall()
+                    for id_, channel in rows:
+                        self.ids[channel].append(id_)
+                    for queue, ids in self.ids.items():
+                        some = dice.sample(ids, 3) + ids[-2:]
+                        found = connection.execute(CANCEL, {"queue": queue, "ids": some}).fetchall()
+                        self.cancelled[queue] |= {job for job, is_running in found if not is_running}
+            except (PenstockError, psycopg.Error):  # what was staged and not noted is left out
+                pause.wait(0.2)
+            if sum(map(len, self.ids.values())) > jobs / 2:  # the first half waits for the workers
+                pause.wait(2 * seconds * AT_ONCE / 5 / jobs)
+
+
+def read_sent(directory: Path) -> dict[int, list[tuple[int, float]]]:
+    """For each job, the processes that were called with it, and when."""
+    calls: dict[int, list[tuple[int, float]]] = {}
+    sent = directory / "sent"
+    for line in sent.read_text().splitlines() if sent.exists() else ():
+        job, process, at = line.split()
+        calls.setdefault(int(job), []).append((int(process), float(at)))
+    return calls
+
+
+@dataclass
+class Strikes:
+    """What dies, and when.
+
+    Attributes:
+        killed: Ids of the processes that were killed, or suspended for longer than their leases.
+        away: When a server went away or came back, by the monotonic clock.
+    """
+
+    storm: Storm
+    redis: EmbeddedRedis
+    postgres: EmbeddedPostgres
+    killed: set[int] = field(default_factory=set)
+    away: list[float] = field(default_factory=list)
+
+    def strike(self, what: str, dice: random.Random) -> None:
+        if what in {"kill", "suspend"}:
+            place = dice.randrange(WORKERS + 1) if what == "kill" else dice.randrange(1, WORKERS + 1)
+            process = self.storm.alive[place]
+            self.killed.add(process.pid)
+            if what == "kill":
+                self.storm.kill(place)
+                return
+            process.send_signal(signal.SIGSTOP)
+            threading.Event().wait(LEASE_S + 1.0)
+            process.send_signal(signal.SIGCONT)
+            return
+        self.away.append(monotonic())
+        if what == "flush":
+            with connect_redis(self.redis.url) as client:
+                client.flushall()
+        else:
+            self.postgres.kill()
+            threading.Event().wait(dice.random())
+            self.postgres.start()
+        self.away.append(monotonic())
+
+    def explain(self, first: tuple[int, float], second: tuple[int, float]) -> bool:
+        """True if the process of the first call was killed, or a server went away before the second one."""
+        return first[0] in self.killed or any(first[1] - AROUND_S <= at <= second[1] for at in self.away)
+
+
+def judge(truth: Truth, effects: list[int], calls: dict[int, list[tuple[int, float]]], asked: set[int]) -> None:
+    """Nothing is lost, no effect is doubled, and nothing that was cancelled has one."""
+    assert len(effects) == len({*effects})
+    assert {*truth.ids["jobs"]} - {*effects} - asked == set()
+    assert {*effects} & truth.cancelled["jobs"] == set()
+    assert {*truth.ids["mails"]} - {*calls} - asked == set()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "seconds"),
+    [
+        pytest.param(8_000, 10.0, marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
+        pytest.param(80_000, 120.0, marks=[pytest.mark.storm, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_jobs_together_and_without_sessions_are_done_once_whatever_dies(
+    jobs: int, seconds: float, tmp_path: Path, programs: Programs, record_property: Callable[[str, object], None]
+) -> None:
+    """Guarantee 4: processes killed and suspended, Redis emptied, Postgres killed and started, jobs cancelled, keys limited.
+
+    Effects in Postgres happen once.  Calls without a session are repeated only if the process before was killed, or a server went
+    away meanwhile.
+    """
+    (tmp_path / "shop.py").write_text(BOTH_WAYS)
+    dice = random.Random(9)
+    with ExitStack() as ending:
+        redis = EmbeddedRedis(tmp_path / "redis", binary=programs.redis)
+        postgres = EmbeddedPostgres(tmp_path / "postgres", settings={"fsync": "off"}, binaries=programs.postgres)
+        for server in (redis, postgres):
+            ending.callback(server.remove)
+            server.start()
+        initialise(postgres.url)
+        with connect_postgres(postgres.url, application="test") as connection:
+            connection.execute("CREATE TABLE public.effects (job bigint NOT NULL)")
+        storm = Storm(tmp_path, {"PENSTOCK_DATABASE_URL": postgres.url, "PENSTOCK_REDIS_URL": redis.url}, workers=())
+        ending.callback(storm.end)
+        for place in range(WORKERS + 1):
+            storm.start(place)
+        truth, strikes = Truth(postgres.url), Strikes(storm, redis, postgres)
+        producer = threading.Thread(target=truth.stage, args=(jobs, seconds, random.Random(10)), daemon=True)
+        producer.start()
+        eventually(lambda: storm.check() and len(read_sent(tmp_path)) > 50, "mails are sent", timeout_s=180)
+        due, began, pause = ["suspend", "flush", "postgres", "suspend", "kill"], monotonic(), threading.Event()
+        while monotonic() - began < seconds or due:
+            storm.check()
+            strikes.strike(due.pop(0) if due else dice.choice(["kill"] * 5 + ["suspend", "flush", "postgres"]), dice)
+            pause.wait(dice.random() * 2)
+        producer.join(timeout=300)
+        assert not producer.is_alive()
+        with connect_postgres(postgres.url, application="test") as connection:
+            unfinished = "SELECT count(*) FROM penstock.staged_records"
+            eventually(
+                lambda: storm.check() and connection.execute(unfinished).fetchone() == (0,),
+                "every job is done",
+                timeout_s=max(180.0, jobs / 100),
+            )
+            effects = [job for (job,) in connection.execute("SELECT job FROM public.effects")]
+            asked = {job for (job,) in connection.execute("SELECT record_id FROM penstock.cancellations")}
+            [(transactions,)] = connection.execute("SELECT count(DISTINCT xmin::text) FROM public.effects").fetchall()
+            assert connection.execute("SELECT reason FROM penstock.dead_letters").fetchall() == []
+
+    calls = read_sent(tmp_path)
+    judge(truth, effects, calls, asked)
+    repeats = [pair for of_job in calls.values() for pair in pairwise(sorted(of_job, key=itemgetter(1)))]
+    counts = (len(effects), transactions, len(calls), len(repeats), len(strikes.killed), len(strikes.away))
+    record_property("effects, transactions, mails, repeated, killed, away", counts)
+    assert transactions < len(effects), "no jobs were done together"
+    assert [pair for pair in repeats if not strikes.explain(*pair)] == []
