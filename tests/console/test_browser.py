@@ -38,6 +38,8 @@ PATHS = (
     "/channels",
     "/channels/things",
     "/channels/jobs/contents",
+    "/jobs",
+    "/jobs/jobs/3",
     "/channels/jobs/tenants",
     "/channels/jobs/limits",
     "/consumers/halts",

@@ -17,6 +17,7 @@ from penstock.console.actions import ACTIONS
 from penstock.console.reading import HIDDEN
 from penstock.database.connections import Connection
 from penstock.database.store import Store
+from penstock.declaring.outcomes import RESERVED
 from penstock.operating.pausing import list_actions, pause
 
 LETTER = {"consumer": "refuses", "channel": "things", "shard": "0", "offset": "1"}
@@ -28,6 +29,8 @@ GIVEN: dict[str, dict[str, str]] = {
     "retry-all": {"consumer": "refuses", "error": "ValueError"},
     "drop": {**LETTER, "confirm": "refuses"},
     "cancel": {"channel": "jobs", "tenant": "k", "confirm": "jobs"},
+    "retry-jobs": {"channel": "jobs", "tenant": "later"},
+    "move-due": {"channel": "jobs", "tenant": "k", "due": "2h"},
     "limit": {"channel": "jobs", "key": "k", "in_flight": "2", "rate": "0.5", "is_paused": "on", "weight": ""},
 }
 
@@ -37,6 +40,17 @@ SELECT channel, shard, key, action, object, data, headers FROM penstock.staged_r
 """
 
 pytestmark = pytest.mark.usefixtures("scene")
+
+STAGE_LATER = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)
+VALUES ('jobs', 0, 'later', 'message', 'thing', '1', jsonb_build_object(%s::text, '{"delay_ms": 3600000}'::jsonb))
+"""
+
+
+def prepare(connection: Connection) -> None:
+    """Something to resume, and a job to retry."""
+    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
+    connection.execute(STAGE_LATER.encode(), (RESERVED,))
 
 
 def plan(client: TestClient, action: str, given: dict[str, str]) -> dict[str, str]:
@@ -51,7 +65,7 @@ def plan(client: TestClient, action: str, given: dict[str, str]) -> dict[str, st
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_action_is_done_once_it_was_planned_and_confirmed(see_as: As, connection: Connection, action: str) -> None:
     client, given = see_as(*RIGHTS), GIVEN[action]
-    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
+    prepare(connection)
 
     without_plan = client.post(f"/act/{action}", data=given)
     fields = plan(client, action, given)
@@ -77,6 +91,7 @@ def done(connection: Connection) -> list[tuple[object, ...]]:
                (SELECT count(*) FROM penstock.dead_letters),
                (SELECT count(retry_requested_at) FROM penstock.dead_letters),
                (SELECT count(*) FROM penstock.cancellations),
+               (SELECT array_agg(headers::text ORDER BY id) FROM penstock.staged_records),
                (SELECT array_agg(name || limits ORDER BY 1) FROM penstock.queue_limits)
         """
     ).fetchall()
@@ -100,7 +115,7 @@ CHANGED = {
 @pytest.mark.parametrize("action", CHANGED)
 def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection: Connection, action: str) -> None:
     client, given = see_as(*RIGHTS), GIVEN[action]
-    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
+    prepare(connection)
     fields = plan(client, action, given)
     connection.execute(CHANGED[action].encode())
     before = done(connection)
@@ -115,7 +130,7 @@ def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection
 def test_a_cancellation_of_many_takes_no_more_than_its_plan_says(
     see_as: As, connection: Connection, set_constants: SetConstants
 ) -> None:
-    set_constants("console.actions", MAX_CANCELLED=1)
+    set_constants("console.actions", MAX_CHOSEN=1)
     connection.execute(STAGE_JOB.encode())
     client, given = see_as(*RIGHTS), GIVEN["cancel"]
     client.post("/act/cancel", data=given | plan(client, "cancel", given))
@@ -154,7 +169,7 @@ def test_a_retry_of_all_takes_all_that_its_plan_counts_in_batches(see_as: As, co
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_plan_is_carried_out_once(see_as: As, connection: Connection, action: str) -> None:
     """Sent again, by a reload or by the button back, it is another plan: what it did may have been undone on purpose."""
-    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
+    prepare(connection)
     client, given = see_as(*RIGHTS), GIVEN[action]
     fields = given | plan(client, action, given)
     assert client.post(f"/act/{action}", data=fields).status_code == 303
@@ -197,7 +212,7 @@ def test_the_log_has_the_reason_of_a_pause_for_those_who_may_see_reasons(see_as:
 
 
 def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, connection: Connection) -> None:
-    pause(Store(connection), "channel", "jobs", reason="before", by="bob")
+    prepare(connection)
     before = done(connection)
 
     for action, given in GIVEN.items():
@@ -249,7 +264,7 @@ def test_a_job_is_cancelled_from_the_page_of_its_queue(see_as: As, connection: C
 
     answer = client.post("/act/cancel", data=fields | plan(client, "cancel", fields) | {"confirm": "jobs"})
 
-    assert answer.headers["location"] == "/channels/jobs/contents"
+    assert answer.headers["location"] == "/jobs?queue=jobs"
     assert connection.execute("SELECT record_id FROM penstock.cancellations").fetchall() == [(job,)]
     assert "penstock jobs cancel jobs" in client.get("/actions").text
     assert "penstock jobs cancel jobs" not in see_as("see").get("/actions").text

@@ -38,6 +38,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/channels/{name}/contents": tuple(f"/channels/{name}/contents" for name in ("things", "index", "jobs")),
     "/channels/{name}/tenants": ("/channels/jobs/tenants",),
     "/channels/{name}/limits": ("/channels/jobs/limits",),
+    "/jobs": ("/jobs", "/jobs?queue=jobs&state=waiting", "/jobs?queue=jobs&before=1h"),
+    "/jobs/{queue}/{id:int}": ("/jobs/jobs/3", "/jobs/jobs/3?payload"),
     "/consumers": ("/consumers",),
     "/consumers/{name}": ("/consumers/halts", "/consumers/work", "/consumers/search"),
     "/dead-letters": ("/dead-letters", "/dead-letters?consumer=refuses&error=ValueError"),
@@ -53,6 +55,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/act/retry-all": ("/act/retry-all?consumer=refuses",),
     "/act/drop": (f"/act/drop?{LETTER_FIELDS}",),
     "/act/cancel": ("/act/cancel?channel=jobs&tenant=k",),
+    "/act/retry-jobs": ("/act/retry-jobs?channel=jobs&tenant=k",),
+    "/act/move-due": ("/act/move-due?channel=jobs&id=3&due=2h",),
     "/act/limit": ("/act/limit?channel=jobs&tenant=k&in_flight=2",),
 }
 """Addresses of each route; those of a page are those of its twin in JSON, too."""
@@ -111,6 +115,7 @@ STATES = {
         statuses={
             **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants", "/channels/{name}/limits"), 404),
             **dict.fromkeys(("/consumers/{name}", f"{LETTER}*", "/find?q=things/0+offset+1", "/act/*"), 404),
+            **dict.fromkeys(("/jobs?*", "/jobs/{queue}/{id:int}"), 404),
         },
     ),
     "halted": State(
@@ -141,7 +146,11 @@ STATES = {
             "/doctor": ("Redis does not answer",),
             "/channels/things/contents": ("Redis does not answer", "goes on asking"),
         },
-        statuses={**dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants"), 503), **NOT_PAUSED},
+        statuses={
+            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants"), 503),
+            **dict.fromkeys(("/jobs", "/jobs/{queue}/{id:int}", "/act/retry-jobs"), 503),
+            **NOT_PAUSED,
+        },
     ),
     "postgres": State(
         away="postgres",

@@ -111,6 +111,7 @@ def test_a_login_that_reads_no_payloads_is_enough_for_every_page(
     made.close()
 
     refused = shown.pop(f"{LETTER}?payload")
+    assert shown.pop("/jobs/jobs/3?payload").status_code == 400
     assert {path: answer.status_code for path, answer in shown.items()} == dict.fromkeys(shown, 200)
     assert refused.status_code == 400
     assert "secret" not in refused.text

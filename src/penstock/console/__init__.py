@@ -4,6 +4,7 @@
     access           who may see and do what: a link, a file of users, a proxy, or the application that it is mounted in
     status_sampler   one reader of the status for all viewers, with the history of the last hour
     reading          few connections for all pages, and one examination by the doctor; what a visitor may not see of a status
+    job_pages        the pages of jobs
     pages            what each page shows; the same values as JSON under the same address with ``.json``
     actions          what changes something: a plan, its digest, then the change, and who did it
     rendering        templates, numbers and times, lines drawn as SVG

@@ -25,7 +25,7 @@ from penstock.errors import InvalidSetting
 
 Right = Literal["see", "keys", "payloads", "retry", "drop", "pause", "move"]
 """``see``: names, numbers, times.  ``keys``: also keys, and reasons, which may quote a record.  ``payloads``: also payloads.
-``retry``, ``drop``: dead letters, and ``drop`` also jobs.  ``pause``: pause and resume.  ``move``: let a halted shard go on."""
+``retry``, ``drop``: dead letters and jobs.  ``pause``: pause and resume.  ``move``: let a halted shard go on."""
 
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 

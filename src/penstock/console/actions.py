@@ -6,17 +6,21 @@ the console does not have unless it was given one.  Nothing here calls a handler
 
 import hashlib
 import shlex
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from datetime import timedelta
-from urllib.parse import quote
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from urllib.parse import quote, urlencode
 
 import structlog
 
+from penstock.channels.commands import RedisClient
+from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
 from penstock.console.reading import ConnectionPool
+from penstock.console.status_sampler import TIMEOUTS
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.registry import Pause, PauseKind, read_pauses
 from penstock.database.store import Store
@@ -24,14 +28,13 @@ from penstock.display import format_count, to_json
 from penstock.errors import InvalidName, Refused, Unknown
 from penstock.operating import letters
 from penstock.operating.consumers import find_halts
-from penstock.operating.jobs.browsing import JobFilter, list_jobs
-from penstock.operating.jobs.changes import cancel_jobs, jobs_command
+from penstock.operating.jobs.browsing import JobFilter, find_jobs, parse_filter
+from penstock.operating.jobs.changes import cancel_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import KINDS, LimitChange
 from penstock.operating.pausing import check_pausable, find_last_action, note_action, pause, resume
 from penstock.operating.reset.checkpoint import reset_checkpoint
-from penstock.parsing import find_number
 from penstock.pipeline import Pipeline, get_scope
-from penstock.records import Offset, Place, Shard, ShardName
+from penstock.records import Offset, Place, Shard, ShardName, parse_moment
 
 log = structlog.get_logger("penstock.console")
 
@@ -50,6 +53,7 @@ class Plan:
     back: str  # the page to return to
     act: Callable[[str], object]  # carries it out, in a transaction, for a visitor of that name
     rest: Iterable[object] = ()  # what is left of it after that, in steps that are transactions of their own
+    notes: tuple[str, ...] = ()  # numbers of this moment, which may change before it is carried out
     asks_reason: bool = False  # true if a reason is asked for
     confirm: str = ""  # what has to be typed, if something is destroyed; empty otherwise
     last: int | None = None  # the number of the last action of this title: a plan is carried out once
@@ -61,13 +65,28 @@ class Plan:
         return hashlib.sha256(to_json(planned).encode()).hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class ActingServers:
+    """What an action is planned and carried out with."""
+
+    store: Store
+    stack: ExitStack
+    redis_url: str
+
+    @cached_property
+    def client(self) -> RedisClient:
+        """Redis, which few actions need: the others go on while it is away."""
+        client: RedisClient = self.stack.enter_context(connect_redis(self.redis_url, timeouts=TIMEOUTS))
+        return client
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """An action, and how it is planned."""
 
     name: str
     right: Right
-    plan: Callable[[Store, Given], Plan]
+    plan: Callable[[ActingServers, Given], Plan]
 
 
 class ChangedPlan(Exception):
@@ -80,6 +99,7 @@ class Acting:
 
     pipeline: Pipeline | None
     pool: ConnectionPool | None  # of a login of its own; None if there is none
+    redis_url: str = ""
 
     @property
     def is_possible(self) -> bool:
@@ -88,13 +108,13 @@ class Acting:
 
     def plan(self, action: Action, given: Given) -> Plan:
         """What an action would do."""
-        with self._store() as store:
-            return self._plan(action, store, given)
+        with self._servers() as servers:
+            return self._plan(action, servers, given)
 
     def carry_out(self, action: Action, visitor: Visitor, given: Given) -> str:
         """Does it, if the plan is still the one that was shown, and was confirmed; returns the page to go to."""
-        with self._store() as store:
-            plan = self._plan(action, store, given)
+        with self._servers() as servers:
+            plan, store = self._plan(action, servers, given), servers.store
             if given.get("digest") != plan.digest:
                 raise ChangedPlan("This has changed since the plan was shown. Here is the new one.")
             if given.get("confirm", "") != plan.confirm:
@@ -104,20 +124,23 @@ class Acting:
                 note_action(store, visitor.name, plan.title, plan.command)
             deque(plan.rest, maxlen=0)
         log.warning(
-            "acted", action=action.name, by=visitor.name, **{n: v for n, v in plan.fields.items() if n not in KINDS}
+            "acted",
+            action=action.name,
+            by=visitor.name,
+            **{n: v for n, v in plan.fields.items() if n not in {*KINDS, "unique"}},
         )
         return plan.back
 
-    def _plan(self, action: Action, store: Store, given: Given) -> Plan:
-        plan = action.plan(store, given)
-        return replace(plan, last=find_last_action(store, plan.title))
+    def _plan(self, action: Action, servers: ActingServers, given: Given) -> Plan:
+        plan = action.plan(servers, given)
+        return replace(plan, last=find_last_action(servers.store, plan.title))
 
     @contextmanager
-    def _store(self) -> Iterator[Store]:
+    def _servers(self) -> Iterator[ActingServers]:
         if self.pool is None:
             raise Refused("this console only reads: it was given no login for acting (--acting-database-url)")
-        with self.pool.connection() as connection:
-            yield Store(connection, get_scope(self.pipeline))
+        with self.pool.connection() as connection, ExitStack() as stack:
+            yield ActingServers(Store(connection, get_scope(self.pipeline)), stack, self.redis_url)
 
 
 def _field(given: Given, name: str) -> str:
@@ -140,7 +163,8 @@ def _page(kind: str, name: str) -> str:
     return f"/{kind}s/{quote(name, safe='')}"
 
 
-def _plan_pause(store: Store, given: Given) -> Plan:
+def _plan_pause(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     kind, name = _kind(given), _field(given, "name")
     check_pausable(store, kind, name)
     before = _find_pause(store, kind, name)
@@ -164,7 +188,8 @@ def _find_pause(store: Store, kind: PauseKind, name: str) -> Pause | None:
     return next((each for each in read_pauses(store) if (each.kind, each.name) == (kind, name)), None)
 
 
-def _plan_resume(store: Store, given: Given) -> Plan:
+def _plan_resume(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     kind, name = _kind(given), _field(given, "name")
     if (found := _find_pause(store, kind, name)) is None:
         raise Unknown(f"{kind} {name} is not paused")
@@ -179,7 +204,8 @@ def _plan_resume(store: Store, given: Given) -> Plan:
     )
 
 
-def _plan_go_on(store: Store, given: Given) -> Plan:
+def _plan_go_on(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     name = _field(given, "name")
     moves = [each for each in reset_checkpoint(store, name, resume=True) if each.resumes]
     if not moves:
@@ -210,11 +236,12 @@ MAX_KINDS = 20
 LETTER_FIELDS = ("consumer", "channel", "shard", "offset")
 """What names a dead letter."""
 
-MAX_CANCELLED = 1_000
-"""Jobs of one request; another one takes the next."""
+MAX_CHOSEN = 10_000
+"""Jobs of one plan; another one takes the next."""
 
 
-def _plan_retry(store: Store, given: Given) -> Plan:
+def _plan_retry(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     letter = _find_letter(store, given)
     command = f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
     if letter.superseded_by:
@@ -237,7 +264,8 @@ def _plan_retry(store: Store, given: Given) -> Plan:
     )
 
 
-def _plan_retry_all(store: Store, given: Given) -> Plan:
+def _plan_retry_all(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
     consumer = _field(given, "consumer")
     of = letters.LetterFilter(consumer, fields.get("channel"), error=fields.get("error"), retriable=True)
@@ -268,7 +296,8 @@ def _plan_retry_all(store: Store, given: Given) -> Plan:
     )
 
 
-def _plan_drop(store: Store, given: Given) -> Plan:
+def _plan_drop(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     letter = _find_letter(store, given)
     place = str(letter.place)
     return Plan(
@@ -282,37 +311,120 @@ def _plan_drop(store: Store, given: Given) -> Plan:
     )
 
 
-def _plan_cancel(store: Store, given: Given) -> Plan:
-    queue, of = _field(given, "channel"), _choose_jobs(given)
-    found = list_jobs(store, None, queue, of, limit=MAX_CANCELLED)
-    if not found:
-        raise Unknown(f"{queue} has no such job that is not done")
-    return Plan(
-        f"Cancel job {found[0].id} of {queue}" if of.ids else f"Cancel the jobs of a tenant in {queue}",
+def _plan_cancel(servers: ActingServers, given: Given) -> Plan:
+    queue, of, notes = _choose_jobs(servers, given)
+    is_one, is_tenant = len(of.ids or ()) == 1, replace(of, tenant=None, up_to=None) == JobFilter()
+    title = f"Cancel job {(of.ids or ('',))[0]} of {queue}" if is_one else f"Cancel jobs of {queue}"
+    return _make_jobs_plan(
+        "cancel",
+        f"Cancel the jobs of a tenant in {queue}" if is_tenant and of.tenant else title,
         (
-            f"{'They' if of.tenant else 'It'} will have no effect, for ever.",
+            f"{'It' if is_one else 'They'} will have no effect, for ever.",
             "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
-            *([f"Up to {MAX_CANCELLED:,} at once; another request takes the next."] if of.tenant else []),
         ),
-        jobs_command(of, "cancel", queue),
-        {name: given[name] for name in ("channel", "tenant", "id") if given.get(name)},
-        f"{_page('channel', queue)}/{'tenants' if of.tenant else 'contents'}",
-        lambda _: cancel_jobs(store, None, queue, JobFilter(tuple(job.id for job in found))),
-        confirm=queue,
+        replace(_JobChange(servers, queue, of, given, notes), confirm=queue),
+        lambda: cancel_jobs(servers.store, servers.client if of.state else None, queue, of),
     )
 
 
-def _choose_jobs(given: Given) -> JobFilter:
-    """A job, or those of a tenant."""
-    if given.get("tenant"):
-        return JobFilter(tenant=given["tenant"])
-    id_ = _field(given, "id")
-    if (number := find_number(id_.encode())) is None:
-        raise InvalidName(f"id {id_!r}: the number of a job is wanted")
-    return JobFilter((number,))
+def _plan_retry_jobs(servers: ActingServers, given: Given) -> Plan:
+    queue, of = _read_jobs(given)
+    if not (planned := retry_jobs(servers.store, servers.client, queue, of)):
+        raise Unknown(f"{queue} has no such job, and no dead letter of one")
+    counts: Counter[tuple[str, str]] = Counter()
+    for each in planned:
+        counts[each.state, each.outcome] += each.jobs
+    notes = tuple(f"{jobs:,} {state}: {outcome}" for (state, outcome), jobs in counts.most_common())
+    return _make_jobs_plan(
+        "retry",
+        f"Retry jobs of {queue}",
+        (
+            "Those that are scheduled, or wait after a failure, are due now. Dead letters are staged again, as new jobs.",
+        ),
+        _JobChange(servers, queue, of, given, notes),
+        lambda: retry_jobs(servers.store, servers.client, queue, of, apply=True),
+    )
 
 
-def _plan_limit(store: Store, given: Given) -> Plan:
+def _plan_move_due(servers: ActingServers, given: Given) -> Plan:
+    queue, of, notes = _choose_jobs(servers, given)
+    text = _field(given, "due")
+    moment = parse_moment(text)
+    return _make_jobs_plan(
+        "move-due",
+        f"Move jobs of {queue}",
+        (
+            f"They are due {'in' if isinstance(moment, timedelta) else 'at'} {text}.",
+            "Those that a worker has, and those with a unique name, stay as they are.",
+        ),
+        _JobChange(servers, queue, of, given, notes, text),
+        lambda: move_due(
+            servers.store,
+            servers.client,
+            queue,
+            of,
+            datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _JobChange:
+    """The jobs that an action changes."""
+
+    servers: ActingServers
+    queue: str
+    of: JobFilter
+    given: Given
+    notes: tuple[str, ...]
+    due: str = ""
+    confirm: str = ""
+
+
+def _make_jobs_plan(
+    verb: str, title: str, changes: tuple[str, ...], change: _JobChange, run: Callable[[], object]
+) -> Plan:
+    """It is noted first, and then done in steps: thousands of jobs are not locked at once."""
+    kept = ("id", "tenant", "key", "unique", "state", "before", "all", "due")
+    fields = {name: change.given[name] for name in kept if change.given.get(name)}
+    shown = {name: text for name, text in fields.items() if name not in {"all", "due"}}
+    return Plan(
+        title,
+        (*changes, *(["None that is staged after this plan."] if change.of.up_to else [])),
+        jobs_command(replace(change.of, up_to=None), verb, change.queue, *filter(None, [change.due])),
+        {"channel": change.queue, **fields, **({"up_to": str(change.of.up_to)} if change.of.up_to else {})},
+        f"/jobs?{urlencode({'queue': change.queue, **({} if 'id' in shown else shown)})}",
+        lambda _: None,
+        (run() for _ in range(1)),
+        confirm=change.confirm,
+        notes=change.notes,
+    )
+
+
+def _read_jobs(given: Given) -> tuple[str, JobFilter]:
+    queue, of = _field(given, "channel"), parse_filter(given)
+    if replace(of, up_to=None) == JobFilter() and not given.get("all"):
+        raise InvalidName("which jobs? Give id, tenant, key, unique, state or before; or all=on")
+    return queue, of
+
+
+def _choose_jobs(servers: ActingServers, given: Given) -> tuple[str, JobFilter, tuple[str, ...]]:
+    """The queue, the jobs up to the newest of this moment or of the plan that was shown, and how many these are now."""
+    queue, of = _read_jobs(given)
+    count, last = 0, 0
+    for page in find_jobs(servers.store, servers.client if of.state else None, queue, of):
+        if chosen := page[: MAX_CHOSEN - count]:
+            count, last = count + len(chosen), chosen[-1].id
+        if count >= MAX_CHOSEN:
+            break
+    if not count:
+        raise Unknown(f"{queue} has no such job that is not done")
+    more = [f"A plan takes up to {MAX_CHOSEN:,}; another one takes the next."] if count >= MAX_CHOSEN else []
+    return queue, replace(of, up_to=of.up_to or last), (f"{format_count(count, 'job')} now.", *more)
+
+
+def _plan_limit(servers: ActingServers, given: Given) -> Plan:
+    store = servers.store
     change = _read_change(given)
     before = change.find(store)
     return Plan(
@@ -360,6 +472,8 @@ ACTIONS: Mapping[str, Action] = {
         Action("retry-all", "retry", _plan_retry_all),
         Action("drop", "drop", _plan_drop),
         Action("cancel", "drop", _plan_cancel),
+        Action("retry-jobs", "retry", _plan_retry_jobs),
+        Action("move-due", "retry", _plan_move_due),
         Action("limit", "pause", _plan_limit),
     )
 }

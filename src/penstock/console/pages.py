@@ -4,7 +4,7 @@ What a visitor may not see is left out here, of both: keys, and reasons, which m
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -16,8 +16,9 @@ from starlette.requests import Request
 from penstock.channels.channel_kinds import get_kind
 from penstock.channels.log.streams import MAX_READ
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
-from penstock.console.access import Right, Visitor
-from penstock.console.reading import HIDDEN, Reading
+from penstock.console import job_pages
+from penstock.console.access import Visitor
+from penstock.console.reading import HIDDEN, Page, Reading, Shown, find_named
 from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.registry import RegisteredChannel
@@ -50,27 +51,6 @@ SEARCH_S = 2.0
 
 MAX_ROWS = 200
 """Channels, consumers, actions or reconciliations on a page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What a page shows."""
-
-    values: Mapping[str, Any]  # for its template
-    json: Any  # the same as JSON
-    sample: Sample | None = None  # the sample that it shows, which may be old
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page."""
-
-    template: str
-    read: Callable[[Reading, Visitor, Request], Shown]
-    path: str
-    menu: str = ""  # its name in the menu; empty if it is not there
-    is_live: bool = True  # true if it follows the pipeline while it is open
-    right: Right = "see"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +151,7 @@ def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> Sho
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     sample, status = reading.status(visitor)
     name = request.path_params["name"]
-    channel = _find(status.channels, "channel", name)
+    channel = find_named(status.channels, "channel", name)
     readers = [make_lane(sample, status, each) for each in status.consumers if each.channel == name]
     # Those with work first, then those of the newest generation.
     shards = sorted(channel.shards, key=lambda shard: (_is_at_rest(shard), -shard.shard))[:MAX_SHARDS]
@@ -270,7 +250,7 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Show
     name = request.path_params["name"]
     mine = [each for each in status.consumers if each.consumer == name]
     if not mine:
-        _find(status.consumers, "consumer", name)
+        find_named(status.consumers, "consumer", name)
 
     def is_at_rest(shard: ConsumerShard) -> bool:
         return not (shard.halted or shard.waiting or shard.lag or shard.dead_letters)
@@ -291,13 +271,6 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Show
 def is_about(name: str, message: str) -> bool:
     """True if a message names a consumer, and not only one whose name begins likewise."""
     return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message) is not None
-
-
-def _find(found: tuple[Any, ...], kind: str, name: str) -> Any:
-    for each in found:
-        if getattr(each, kind) == name:
-            return each
-    raise Unknown(f"no {kind} {name!r} is registered")
 
 
 def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown:
@@ -355,7 +328,7 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
             record = letters.read_record(store, found)
             payload = None if record is None else record.data_json
     letter = _conceal_letter(found, visitor)
-    values = {"letter": letter, "story": _conceal_story(story, visitor), "payload": payload}
+    values = {"letter": letter, "story": job_pages.conceal_story(story, visitor), "payload": payload}
     return Shown(values, letter)
 
 
@@ -390,7 +363,7 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
             with suppress(Unknown):  # the diagnosis says why
                 values["stories"] = trace(store, client, wanted)
             values["diagnosis"] = explain(store, client, wanted)
-        values["stories"] = [_conceal_story(each, visitor) for each in values["stories"]]
+        values["stories"] = [job_pages.conceal_story(each, visitor) for each in values["stories"]]
         if not visitor.may("keys"):
             values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
     return Shown(values, {name: values[name] for name in ("stories", "diagnosis", "since")})
@@ -414,13 +387,6 @@ def _conceal_letter(letter: DeadLetterRow, visitor: Visitor) -> DeadLetterRow:
     return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_find_class(letter.reason))
 
 
-def _conceal_story(story: Any, visitor: Visitor) -> Any:
-    if story is None or visitor.may("keys"):
-        return story
-    readers = tuple(replace(each, reason=None if each.reason is None else HIDDEN) for each in story.readers)
-    return replace(story, key=HIDDEN, isolated=None, why=None, readers=readers)
-
-
 def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     with reading.postgres() as store:
         actions = list_actions(store, limit=MAX_ROWS + 1)
@@ -441,6 +407,7 @@ PAGES: Mapping[str, Page] = {
         Page("contents.html", _read_contents, "/channels/{name}/contents", is_live=False),
         Page("tenants.html", _read_tenants, "/channels/{name}/tenants", is_live=False),
         Page("limits.html", _read_limits, "/channels/{name}/limits", is_live=False),
+        *job_pages.PAGES,
         Page("consumers.html", _read_consumers, "/consumers", "Consumers"),
         Page("consumer.html", _read_consumer, "/consumers/{name}"),
         Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),

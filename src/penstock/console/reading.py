@@ -5,19 +5,22 @@ The status is one for all viewers, and so is what the doctor says.  Every other 
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any
+
+from starlette.requests import Request
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis
-from penstock.console.access import Visitor
+from penstock.console.access import Right, Visitor
 from penstock.console.status_sampler import TIMEOUTS, WAIT_S, Sample, StatusSampler
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
-from penstock.errors import ServerUnavailable
+from penstock.errors import ServerUnavailable, Unknown
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
@@ -180,3 +183,32 @@ def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
         reason,
     )
     return HIDDEN if command is None else f"{HIDDEN}: {command[0]}"
+
+
+def find_named(found: tuple[Any, ...], kind: str, name: str) -> Any:
+    """The one of that name; ``kind`` is the attribute that has it.  Raises ``Unknown``."""
+    for each in found:
+        if getattr(each, kind) == name:
+            return each
+    raise Unknown(f"no {kind} {name!r} is registered")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a page shows."""
+
+    values: Mapping[str, Any]  # for its template
+    json: Any  # the same as JSON
+    sample: Sample | None = None  # the sample that it shows, which may be old
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page."""
+
+    template: str
+    read: Callable[[Reading, Visitor, Request], Shown]
+    path: str
+    menu: str = ""  # its name in the menu; empty if it is not there
+    is_live: bool = True  # true if it follows the pipeline while it is open
+    right: Right = "see"

@@ -6,7 +6,7 @@ point here.  Every answer forbids scripts, styles, frames and requests that are 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console.access import SESSION_S, Access, Entrance, Right, Visitor, cookie_name
 from penstock.console.actions import ACTIONS, Acting, ChangedPlan
-from penstock.console.pages import PAGES, Page
-from penstock.console.reading import ConnectionPool, Reading
+from penstock.console.pages import PAGES
+from penstock.console.reading import ConnectionPool, Page, Reading
 from penstock.console.rendering import render, respond, respond_json
 from penstock.console.status_sampler import StatusSampler
 from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable, Unknown
@@ -136,7 +136,7 @@ def make_console(
         hosts: The names in ``Host`` that are answered; None leaves that to the application around it.
     """
     reading = Reading(pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url))
-    acting = Acting(pipeline, None if acting_database_url is None else ConnectionPool(acting_database_url))
+    acting = Acting(pipeline, None if acting_database_url is None else ConnectionPool(acting_database_url), redis_url)
     entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
     desk = _Desk(reading, acting, access, entrance)
 
@@ -184,7 +184,7 @@ class _Desk:
         return respond_json(request, shown.json)
 
     async def act(self, name: str, request: Request) -> Response:
-        given = dict(request.query_params)
+        given = join_fields(request.query_params.multi_items())
         if request.method == "POST":
             given |= await _read_form(request)
         return await run_in_threadpool(self._act, name, request, given)
@@ -195,7 +195,7 @@ class _Desk:
         if visitor is None:
             raise HTTPException(401, "log in first")
         _check_right(visitor, action.right)
-        if given.keys() & {"tenant", "key"}:
+        if given.keys() & {"tenant", "key", "unique"}:
             _check_right(visitor, "keys")
         error = None
         if request.method == "POST":
@@ -328,6 +328,14 @@ def _leave(entrance: Entrance, request: Request) -> Response:
     return RedirectResponse(f"{_root(request)}/enter", 303)
 
 
+def join_fields(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Fields by name; the values of one that comes several times, as of jobs that were chosen, with commas between."""
+    joined: dict[str, str] = {}
+    for name, text in fields:
+        joined[name] = f"{joined[name]},{text}" if name == "id" and name in joined else text
+    return joined
+
+
 async def _read_form(request: Request) -> dict[str, str]:
     """The fields of a small form."""
     body = b""
@@ -342,7 +350,7 @@ async def _read_form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "a form is wanted")
     try:
-        form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
+        form = join_fields(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=80))
     except ValueError:
         raise HTTPException(400, "the form cannot be read") from None
     if any("\x00" in text for field in form.items() for text in field):

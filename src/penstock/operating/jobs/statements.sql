@@ -9,10 +9,30 @@ SELECT r.id, r.key, r.action, r.object, '' AS data,
 FROM {schema}.staged_records r
 LEFT JOIN {schema}.waiting_records w ON w.record_id = r.id
 WHERE r.channel = %(channel)s AND r.id > %(after)s AND r.id <= %(newest)s
+  AND (%(up_to)s::bigint IS NULL OR r.id <= %(up_to)s)
+  AND (%(before)s::timestamptz IS NULL OR r.created_at < %(before)s)
   AND (%(ids)s::bigint[] IS NULL OR r.id = ANY (%(ids)s::bigint[]))
   AND (%(tenant)s::text IS NULL OR r.key = %(tenant)s)
   AND (%(key)s::text IS NULL OR r.headers -> %(reserved)s::text ->> 'key' = %(key)s)
   AND (%(unique)s::text IS NULL OR r.headers -> %(reserved)s::text -> 'unique' ->> 'name' = %(unique)s)
+ORDER BY r.id
+LIMIT %(limit)s;
+
+-- :name jobs_without_headers
+-- The same for a role that reads no payloads, nor the headers beside them.
+SELECT r.id, r.key, r.action, r.object, '' AS data,
+       '',
+       (extract(epoch FROM r.created_at) * 1000000)::bigint,
+       r.shard,
+       w.tenant IS NOT NULL,
+       clock_timestamp()
+FROM {schema}.staged_records r
+LEFT JOIN {schema}.waiting_records w ON w.record_id = r.id
+WHERE r.channel = %(channel)s AND r.id > %(after)s AND r.id <= %(newest)s
+  AND (%(up_to)s::bigint IS NULL OR r.id <= %(up_to)s)
+  AND (%(before)s::timestamptz IS NULL OR r.created_at < %(before)s)
+  AND (%(ids)s::bigint[] IS NULL OR r.id = ANY (%(ids)s::bigint[]))
+  AND (%(tenant)s::text IS NULL OR r.key = %(tenant)s)
 ORDER BY r.id
 LIMIT %(limit)s;
 
@@ -38,6 +58,8 @@ LEFT JOIN {schema}.job_results d ON d.record_id = w.id AND d.channel = %(channel
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
 FROM {schema}.dead_letters
 WHERE channel = %(channel)s
+  AND (%(up_to)s::bigint IS NULL OR record_id <= %(up_to)s)
+  AND (%(before)s::timestamptz IS NULL OR staged_at < %(before)s)
   AND (%(ids)s::bigint[] IS NULL OR record_id = ANY (%(ids)s::bigint[]))
   AND (%(tenant)s::text IS NULL OR key = %(tenant)s)
   AND (%(key)s::text IS NULL OR headers -> %(reserved)s::text ->> 'key' = %(key)s)
