@@ -39,6 +39,9 @@ PATHS = (
     "/channels/things",
     "/channels/jobs/contents",
     "/jobs",
+    "/workers",
+    "/schedules",
+    "/icks",
     "/jobs/jobs/3",
     "/channels/jobs/tenants",
     "/channels/jobs/limits",
@@ -210,6 +213,29 @@ def test_a_consumer_is_paused_with_the_keyboard_alone(driver: Any, address: str,
     [(name, reason, by)] = connection.execute("SELECT name, reason, paused_by FROM penstock.pauses").fetchall()
     assert (name, reason, by) == ("applies", "its table is being moved", "local")
     assert "paused" in read(driver, "main")
+
+
+def test_keys_find_help_and_rows_and_the_scheme_is_chosen(driver: Any, address: str) -> None:
+    set_scheme(driver, "light")
+    driver.get(address + "/channels")
+    body = driver.find_element("css selector", "body")
+    body.send_keys("?")
+    assert driver.execute_script("return document.getElementById('keys').open")
+    driver.find_element("css selector", "#keys button").click()
+    names = []
+    driver.execute_script("document.querySelector('main tbody th a').focus()")
+    for key in ("\ue015", "\ue013"):  # down, up
+        driver.switch_to.active_element.send_keys(key)
+        names.append(driver.execute_script("return document.activeElement.textContent"))
+    assert names[0] != names[1]
+    driver.switch_to.active_element.send_keys("/")
+    assert driver.execute_script("return document.activeElement.name") == "q"
+
+    grounds = []
+    for _ in range(3):
+        grounds.append(driver.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        driver.find_element("id", "theme").click()
+    assert grounds[0] == grounds[1] != grounds[2], "system and light are light, dark is dark"
 
 
 def test_a_letter_is_retried_by_its_plan_and_not_by_one_that_has_changed(

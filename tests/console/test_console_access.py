@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,6 +28,7 @@ from penstock.console.access import (
     hash_password,
     read_users,
 )
+from penstock.console.serving import served
 from penstock.console.web_application import Console
 from penstock.errors import InvalidSetting
 
@@ -67,6 +69,29 @@ def test_a_link_works_once_and_its_cookie_is_for_this_site_alone(console: Consol
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:1", "CONSOLE.example", "console.example:443"])
 def test_under_a_name_that_was_allowed_it_is(console: Console, host: str) -> None:
     assert client(console).get("/enter", headers={"Host": host}).status_code == 200
+
+
+def test_a_probe_is_answered_under_any_name_and_without_a_server(flow: Pipeline) -> None:
+    nowhere = make_console(
+        flow, "postgresql://127.0.0.1:1/d", "redis://127.0.0.1:1", access=lambda _: None, hosts={"127.0.0.1"}
+    )
+    answer = client(nowhere).get("/healthz", headers={"Host": "10.1.2.3:8787"})
+
+    assert (answer.status_code, answer.text) == (200, "ok\n")
+    assert client(nowhere).get("/", headers={"Host": "10.1.2.3:8787"}).status_code == 421
+
+
+def test_below_the_path_of_a_proxy_links_and_cookies_have_it(console: Console) -> None:
+    with served(console, root_path="/penstock") as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as browser:
+        entered = browser.get("/enter?token=once")
+        cookie = entered.headers["set-cookie"].partition(";")[0]
+        shown = browser.get("/actions", headers={"Cookie": cookie})
+
+    assert entered.headers["location"] == "/penstock/"
+    assert "path=/penstock/" in entered.headers["set-cookie"].lower()
+    assert shown.status_code == 200
+    assert 'href="/penstock/jobs"' in shown.text
+    assert 'href="/jobs"' not in shown.text
 
 
 def test_a_form_of_ours_is_taken_from_a_browser_that_sends_no_more_than_its_origin(console: Console) -> None:

@@ -28,6 +28,7 @@ GIVEN: dict[str, dict[str, str]] = {
     "retry": LETTER,
     "retry-all": {"consumer": "refuses", "error": "ValueError"},
     "drop": {**LETTER, "confirm": "refuses"},
+    "drop-all": {"consumer": "refuses", "confirm": "refuses"},
     "cancel": {"channel": "jobs", "tenant": "k", "confirm": "jobs"},
     "retry-jobs": {"channel": "jobs", "tenant": "later"},
     "move-due": {"channel": "jobs", "tenant": "k", "due": "2h"},

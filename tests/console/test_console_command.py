@@ -37,6 +37,7 @@ def test_it_prints_a_link_answers_and_ends_with_a_signal(penstock: CommandLine) 
         (("--listen", "192.0.2.1:0", "--users", "users.toml"), "cannot be listened to"),
         (("--proxy", "X-User@10.0.0.1"), "--users FILE"),
         (("--proxy", "X-User", "--users", "users.toml"), "HEADER@ADDRESS is wanted"),
+        (("--root-path", "penstock/"), "a path such as /penstock is wanted"),
         (("--users", "missing.toml"), "cannot be read"),
         (("--users", "empty.toml", "--listen", "0.0.0.0:0"), "has no user"),
     ],

@@ -1,7 +1,10 @@
-"""The pages of jobs: filtered, in pages, chosen and changed by one plan, and without what a visitor may not see."""
+"""The pages of jobs: filtered, in pages, chosen and changed by one plan, and without what a visitor may not see; and what is exported."""
 
+import csv
+import json
 import re
 from html import unescape
+from io import StringIO
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -11,7 +14,7 @@ from console.test_console_actions import plan
 from fixtures.constants import SetConstants
 from penstock.console.access import RIGHTS
 from penstock.console.reading import HIDDEN
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, connect_postgres
 
 pytestmark = pytest.mark.usefixtures("scene")
 
@@ -123,3 +126,36 @@ def test_a_payload_is_shown_by_right_where_it_is_asked_for(see_as: As) -> None:
     assert ["secret" in text for text in texts] == [False, True]
     assert "secret" not in see_as("see", "payloads").get("/jobs/jobs/3").text
     assert see_as("see").get("/jobs/jobs/99").status_code == 404
+
+
+def test_rows_are_exported_as_csv_and_as_a_json_object_a_line(see_as: As, connection: Connection) -> None:
+    """With the same rights as the page; what a spreadsheet would calculate is quoted."""
+    connection.execute("UPDATE penstock.dead_letters SET key = '=1+1'")
+    client = see_as("see", "keys")
+    page, table, lines = (client.get(f"/dead-letters.{kind}?consumer=refuses") for kind in ("json", "csv", "ndjson"))
+
+    [row] = csv.DictReader(StringIO(table.text))
+    assert (row["consumer"], row["key"]) == ("refuses", "'=1+1")
+    assert [json.loads(line) for line in lines.text.splitlines()] == page.json()["letters"]
+    assert "/dead-letters.csv?consumer=refuses" in client.get("/dead-letters?consumer=refuses").text
+    assert "1+1" not in see_as("see").get("/dead-letters.csv").text
+    assert see_as().get("/dead-letters.csv").status_code == 401
+
+
+def test_schedules_icks_and_workers_have_pages(
+    see_as: As, connection: Connection, database_url: str, scene: int
+) -> None:
+    connection.execute(
+        "INSERT INTO penstock.schedules (name, channel, every, timezone, next_at) VALUES "
+        "('nightly', 'jobs', '21600s', 'UTC', now() + interval '5 days'), ('weekly', 'jobs', '604800s', 'UTC', NULL)"
+    )
+    client = see_as("see")
+    with connect_postgres(database_url, application="consumer applies"):
+        workers = client.get("/workers").text
+    schedules, icks = client.get("/schedules").text, client.get("/icks").text
+
+    assert "/consumers/applies" in workers
+    assert "nightly skips times" in schedules
+    assert "<td>6h</td>" in schedules
+    assert "nightly skips times" in client.get("/").text
+    assert re.search(r'/channels/index">index</a></th><td class="n">1</td>\s*<td class="n">1</td>', icks)

@@ -44,6 +44,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/consumers/{name}": ("/consumers/halts", "/consumers/work", "/consumers/search"),
     "/dead-letters": ("/dead-letters", "/dead-letters?consumer=refuses&error=ValueError"),
     "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}": (LETTER, f"{LETTER}?payload"),
+    "/workers": ("/workers",),
+    "/schedules": ("/schedules",),
+    "/icks": ("/icks",),
     "/reconciliations": ("/reconciliations",),
     "/doctor": ("/doctor",),
     "/actions": ("/actions",),
@@ -54,6 +57,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/act/retry": (f"/act/retry?{LETTER_FIELDS}",),
     "/act/retry-all": ("/act/retry-all?consumer=refuses",),
     "/act/drop": (f"/act/drop?{LETTER_FIELDS}",),
+    "/act/drop-all": ("/act/drop-all?consumer=refuses",),
     "/act/cancel": ("/act/cancel?channel=jobs&tenant=k",),
     "/act/retry-jobs": ("/act/retry-jobs?channel=jobs&tenant=k",),
     "/act/move-due": ("/act/move-due?channel=jobs&id=3&due=2h",),
@@ -273,9 +277,10 @@ def list_addresses(console: Any, state: State) -> Iterator[tuple[str, str, str]]
     app = console._app
     for route in app.routes:
         assert isinstance(route, Route)
-        if route.path.startswith("/static/"):
+        if route.path.startswith("/static/") or route.path == "/healthz":
             continue
-        page = "/" if route.path == "/index.json" else route.path.removesuffix(".json")
+        bare = re.sub(r"\.(json|csv|ndjson)$", "", route.path)
+        page = "/" if bare == "/index" else bare
         more = tuple(path for path in state.paths if route.path_regex.match(path.partition("?")[0]))
         for path in EXAMPLES[page] + more:
             bare, _, query = path.partition("?")
@@ -286,9 +291,12 @@ def list_addresses(console: Any, state: State) -> Iterator[tuple[str, str, str]]
 def check_answer(address: str, answer: httpx.Response, who: str) -> None:
     """What holds for every answer, whatever its status."""
     text = answer.text
-    if address.partition("?")[0].endswith(".json"):
-        assert answer.headers["content-type"] == "application/json"
-        json.loads(text)
+    form = address.partition("?")[0].rpartition(".")[2]
+    if form in {"json", "csv", "ndjson"}:
+        kind = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}.get(form, "application/json")
+        assert answer.headers["content-type"] in {kind, "application/json"}, address
+        if answer.headers["content-type"] != kind or form == "json":
+            json.loads(text)
     else:
         markup = Markup(text)
         assert (markup.open, markup.dangerous) == ([], []), address

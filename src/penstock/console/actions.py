@@ -265,30 +265,49 @@ def _plan_retry(servers: ActingServers, given: Given) -> Plan:
 
 
 def _plan_retry_all(servers: ActingServers, given: Given) -> Plan:
-    store = servers.store
-    fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
     consumer = _field(given, "consumer")
-    of = letters.LetterFilter(consumer, fields.get("channel"), error=fields.get("error"), retriable=True)
+    return _plan_letters(
+        servers.store,
+        given,
+        "retry",
+        letters.request_all,
+        f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
+        "Those of whose key a later record was applied since stay as they are.",
+    )
+
+
+def _plan_drop_all(servers: ActingServers, given: Given) -> Plan:
+    consumer = _field(given, "consumer")
+    text = f"Their records will have had no effect in {consumer}, for ever."
+    return replace(_plan_letters(servers.store, given, "drop", letters.drop_all, text), confirm=consumer)
+
+
+def _plan_letters(
+    store: Store,
+    given: Given,
+    verb: str,
+    act: Callable[[Store, str, letters.LetterFilter], Iterator[int]],
+    *changes: str,
+) -> Plan:
+    """All dead letters of a consumer that a filter takes, in batches."""
+    fields = {name: given[name] for name in ("consumer", "channel", "error") if given.get(name)}
+    consumer, error = _field(given, "consumer"), fields.get("error")
+    of = letters.LetterFilter(consumer, fields.get("channel"), error=error, retriable=verb == "retry")
     groups = letters.group(store, of, most=None)
     if not groups:
-        raise Unknown(f"{consumer} has no dead letter of these that could be retried")
+        raise Unknown(f"{consumer} has no dead letter of these" + (" that could be retried" if of.retriable else ""))
     # Not those that come after the plan: it does not count them.
     of = replace(of, until=max(group.last_at for group in groups) + timedelta(microseconds=1))
-    batches = letters.request_all(store, consumer, of)
+    batches, more = act(store, consumer, of), len(groups) - MAX_KINDS
     options = "".join(f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields)
     return Plan(
-        f"Retry {format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
+        f"{verb.capitalize()} {format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
         (
             *(f"{group.letters:,} of {group.channel}, {group.error}" for group in groups[:MAX_KINDS]),
-            *(
-                [f"and others, of {format_count(len(groups) - MAX_KINDS, 'further error')}"]
-                if len(groups) > MAX_KINDS
-                else []
-            ),
-            f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
-            "Those of whose key a later record was applied since stay as they are.",
+            *([f"and others, of {format_count(more, 'further error')}"] if more > 0 else []),
+            *changes,
         ),
-        f"penstock dead-letters retry {consumer} --all{options}",
+        f"penstock dead-letters {verb} {consumer} --all{options}{' --apply' if verb == 'drop' else ''}",
         fields,
         f"/dead-letters?consumer={quote(consumer)}",
         lambda _: next(batches),
@@ -471,6 +490,7 @@ ACTIONS: Mapping[str, Action] = {
         Action("retry", "retry", _plan_retry),
         Action("retry-all", "retry", _plan_retry_all),
         Action("drop", "drop", _plan_drop),
+        Action("drop-all", "drop", _plan_drop_all),
         Action("cancel", "drop", _plan_cancel),
         Action("retry-jobs", "retry", _plan_retry_jobs),
         Action("move-due", "retry", _plan_move_due),

@@ -31,6 +31,7 @@ from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, ShardStatus, Status
 from penstock.operating.tracing.causes import MAX_OF_KEY, Wanted, explain, search_key, trace
+from penstock.operating.worker_sessions import list_sessions
 from penstock.parsing import find_number
 from penstock.records import Offset, Place, RecordId, Shard, ShardName, is_place, parse_place
 
@@ -332,6 +333,25 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
     return Shown(values, letter)
 
 
+def _read_schedules(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    sample, status = reading.status(visitor)
+    schedules = sorted(status.schedules, key=lambda each: each.trouble is None)
+    return Shown({"schedules": schedules[:MAX_ROWS], "more": len(schedules[MAX_ROWS:])}, status.schedules, sample)
+
+
+def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+    sample, status = reading.status(visitor)
+    icks = [each for each in status.channels if each.kind == "ick"]
+    readers = {each.channel: [other for other in status.consumers if other.channel == each.channel] for each in icks}
+    return Shown({"icks": icks[:MAX_ROWS], "more": len(icks[MAX_ROWS:]), "readers": readers}, icks, sample)
+
+
+def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> Shown:
+    with reading.postgres() as store:
+        sessions = list_sessions(store)
+    return Shown({"sessions": sessions[:MAX_ROWS], "more": len(sessions[MAX_ROWS:])}, sessions)
+
+
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Shown:
     sample, status = reading.status(visitor)
     runs = status.reconciliations
@@ -412,6 +432,9 @@ PAGES: Mapping[str, Page] = {
         Page("consumer.html", _read_consumer, "/consumers/{name}"),
         Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),
         Page("letter.html", _read_letter, _LETTER, is_live=False),
+        Page("workers.html", _read_workers, "/workers", "Workers", is_live=False),
+        Page("schedules.html", _read_schedules, "/schedules", "Schedules"),
+        Page("icks.html", _read_icks, "/icks", "Icks"),
         Page("reconciliations.html", _read_reconciliations, "/reconciliations", "Reconciliations"),
         Page("doctor.html", _read_doctor, "/doctor", "Doctor", is_live=False),
         Page("actions.html", _read_actions, "/actions", "Log", is_live=False),

@@ -3,10 +3,13 @@
 Every text goes through ``penstock.display.escape`` and Jinja's escaping: a key may hold whatever a producer has written.
 """
 
+import csv
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from io import StringIO
 from typing import Any
 from urllib.parse import quote
 
@@ -103,6 +106,28 @@ def respond(request: Request, body: str, kind: str, status: int = 200, *, cache:
     if status == 200 and request.headers.get("if-none-match") == tag:  # noqa: PLR2004
         return Response(status_code=304, headers=headers)
     return Response(data, status, headers, media_type=kind)
+
+
+def respond_table(request: Request, value: Any, kind: str) -> Response:
+    """A page's rows as CSV or as a JSON object a line: those of the first list in a value."""
+    lists = [each for each in value.values() if isinstance(each, list | tuple)] if isinstance(value, Mapping) else []
+    rows = lists[0] if lists else value if isinstance(value, list | tuple) else [value]
+    texts = [to_json(row) for row in rows]
+    if kind == "ndjson":
+        return respond(request, "".join(f"{text}\n" for text in texts), "application/x-ndjson")
+    parsed = [json.loads(text) for text in texts]
+    out, names = StringIO(), list(dict.fromkeys(name for row in parsed for name in row))
+    writer = csv.DictWriter(out, names)
+    writer.writeheader()
+    writer.writerows({name: _make_cell(value) for name, value in row.items()} for row in parsed)
+    return respond(request, out.getvalue(), "text/csv")
+
+
+def _make_cell(value: object) -> object:
+    """A value of a table; a text that a spreadsheet would calculate is quoted."""
+    if isinstance(value, list | dict):
+        return to_json(value)
+    return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
 
 
 def respond_json(request: Request, value: Any, status: int = 200) -> Response:

@@ -75,12 +75,13 @@ class _Server(uvicorn.Server):
         self._on_ready()
 
 
-def _make_server(console: Console, on_ready: Callable[[], None]) -> _Server:
+def _make_server(console: Console, on_ready: Callable[[], None], root_path: str = "") -> _Server:
     # No log: it would have the one-time token, keys in addresses, and the text of errors.
     config = uvicorn.Config(
         console,
         http=_make_protocol(),  # whatever else is installed has other limits
         ws="none",
+        root_path=root_path,  # which the proxy before it has taken off
         log_config=None,
         log_level="critical",
         access_log=False,
@@ -106,21 +107,21 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(console: Console, host: str, port: int, on_ready: Callable[[int], None]) -> None:
+def serve(console: Console, host: str, port: int, on_ready: Callable[[int], None], root_path: str = "") -> None:
     """Serves until a signal; tells the port once it answers, which is a free one for port 0."""
     with _bind(host, port) as bound:
         try:
-            _make_server(console, lambda: on_ready(bound.getsockname()[1])).run([bound])
+            _make_server(console, lambda: on_ready(bound.getsockname()[1]), root_path).run([bound])
         finally:
             console.close()
 
 
 @contextmanager
-def served(console: Console, host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+def served(console: Console, host: str = "127.0.0.1", port: int = 0, root_path: str = "") -> Iterator[int]:
     """Serves in a thread while the block runs; gives the port."""
     with _bind(host, port) as bound:
         ready = threading.Event()
-        server = _make_server(console, ready.set)
+        server = _make_server(console, ready.set, root_path)
         thread = threading.Thread(target=server.run, args=([bound],), name="penstock console server", daemon=True)
         thread.start()
         try:

@@ -28,7 +28,7 @@ from penstock.console.access import SESSION_S, Access, Entrance, Right, Visitor,
 from penstock.console.actions import ACTIONS, Acting, ChangedPlan
 from penstock.console.pages import PAGES
 from penstock.console.reading import ConnectionPool, Page, Reading
-from penstock.console.rendering import render, respond, respond_json
+from penstock.console.rendering import render, respond, respond_json, respond_table
 from penstock.console.status_sampler import StatusSampler
 from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable, Unknown
 from penstock.pipeline import Pipeline
@@ -47,6 +47,9 @@ HEADERS = {
 }
 
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+HEALTH = "/healthz"
+"""Answers every probe as long as this process does: under other host names, too, and no server is asked."""
 
 MAX_FORM = 10_000
 """Limit of a form, in bytes."""
@@ -96,7 +99,8 @@ class Console:
 
     def _refuse(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if self._hosts is not None and _parse_host(host) not in self._hosts:
+        is_probe = request.url.path.removeprefix(_root(request)) == HEALTH
+        if self._hosts is not None and _parse_host(host) not in self._hosts and not is_probe:
             return Response("421: this console does not answer under that name\n", 421, media_type="text/plain")
         if "\x00" in unquote(f"{request.url.path}?{request.url.query}"):
             return Response("400: no name, key or place has a character NUL\n", 400, media_type="text/plain")
@@ -140,13 +144,15 @@ def make_console(
     entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
     desk = _Desk(reading, acting, access, entrance)
 
-    routes = [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
+    routes = [Route(HEALTH, lambda _: Response("ok\n", media_type="text/plain"))]
+    routes += [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
     if entrance is not None:
         # In threads of their own: pages and static files do not wait for them.
         routes.append(Route("/enter", partial(_enter, entrance, CapacityLimiter(LOG_INS)), methods=["GET", "POST"]))
         routes.append(Route("/leave", partial(_leave, entrance), methods=["POST"]))
     for path, page in PAGES.items():
-        routes.append(Route("/index.json" if path == "/" else f"{path}.json", partial(desk.json, page)))
+        whole = "/index" if path == "/" else path
+        routes += [Route(f"{whole}.{kind}", partial(desk.export, page, kind)) for kind in ("json", "csv", "ndjson")]
         routes.append(Route(path, partial(desk.html, page)))
     routes += [Route(f"/act/{name}", partial(desk.act, name), methods=["GET", "POST"]) for name in ACTIONS]
     answers = dict.fromkeys((HTTPException, PenstockError, Exception), desk.show_error)
@@ -174,14 +180,14 @@ class _Desk:
         body = render(page.template, self._around(request, visitor) | values)
         return respond(request, body, "text/html", 503 if sample is not None and sample.error else 200)
 
-    def json(self, page: Page, request: Request) -> Response:
+    def export(self, page: Page, kind: str, request: Request) -> Response:
         visitor = self._admit(request, page)
         if visitor is None:
             raise HTTPException(401, "log in first")
         shown = page.read(self.reading, visitor, request)
         if shown.sample is not None and shown.sample.error is not None:  # a program would take it for the status of now
             raise ServerUnavailable(shown.sample.error)
-        return respond_json(request, shown.json)
+        return respond_json(request, shown.json) if kind == "json" else respond_table(request, shown.json, kind)
 
     async def act(self, name: str, request: Request) -> Response:
         given = join_fields(request.query_params.multi_items())
@@ -225,6 +231,7 @@ class _Desk:
         return {
             "root": _root(request),
             "path": request.url.path.removeprefix(_root(request)),
+            "query": request.url.query,
             "visitor": visitor,
             "menu": [page for page in PAGES.values() if page.menu and visitor.may(page.right)],
             "can_act": self.acting.is_possible,
@@ -245,7 +252,7 @@ class _Desk:
                 return self._respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
 
     def _respond_error(self, request: Request, status: int, text: str, page: str) -> Response:
-        if request.url.path.endswith(".json"):
+        if request.url.path.endswith((".json", ".csv", ".ndjson")):
             return respond_json(request, {"error": text, "page": page}, status)
         visitor = None
         with suppress(Exception):  # it may be the error

@@ -210,9 +210,20 @@ def request_all(store: Store, consumer: str, letter_filter: LetterFilter) -> Ite
     Yields the number of each batch.  A batch is a statement, and so a transaction unless one is
     open: 100,000 rows at once would be locked for seconds.
     """
+    return (request_retries(store, page) for page in _batches(store, consumer, letter_filter))
+
+
+def drop_all(store: Store, consumer: str, letter_filter: LetterFilter) -> Iterator[int]:
+    """Drops all dead letters that a filter takes, in batches like ``request_all``."""
+    return (drop(store, page) for page in _batches(store, consumer, letter_filter))
+
+
+def _batches(
+    store: Store, consumer: str, letter_filter: LetterFilter
+) -> Iterator[list[DeadLetterRow]]:
     page = _page(store, consumer, letter_filter, None, BATCH)
     while page:
-        yield request_retries(store, page)
+        yield page
         page = _page(store, consumer, letter_filter, page[-1], BATCH) if len(page) == BATCH else []
 
 

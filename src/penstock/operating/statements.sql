@@ -613,6 +613,13 @@ SELECT name, channel, every, timezone, next_at, last_at,
 FROM {schema}.schedules
 ORDER BY name;
 
+-- :name penstock_sessions
+-- Sessions of Penstock's processes, whatever they do; without their queries, which may hold payloads.
+SELECT application_name, pid, usename, host(client_addr), backend_start, state, state_change
+FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'penstock %%'
+ORDER BY application_name, backend_start, pid;
+
 -- :name worker_sessions
 -- Sessions of consumers whose state has not changed for long, and who holds the locks that they wait for: those that wait for nobody
 -- themselves.  One that waits for another process of the same consumer stands by.

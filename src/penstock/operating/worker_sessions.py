@@ -125,3 +125,34 @@ def read_sessions(store: Store, longer_s: float | None = None) -> tuple[WorkerSe
     return tuple(
         replace(session, blockers=tuple(blockers[pid])) for pid, session in sessions.items()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSession:
+    """A session of one of Penstock's processes."""
+
+    application: str
+    pid: int
+    user: str | None  # the role that it has logged in as
+    host: str | None  # address of its client; None for a socket, or if this role may not see it
+    since: datetime | None  # when it connected
+    state: str | None  # ``active``, ``idle`` …; None if this role may not see it
+    changed_at: datetime | None  # since when it is in that state
+
+    @property
+    def consumer(self) -> str | None:
+        """The consumer that it works for; None if it does something else."""
+        is_worker = self.application.startswith(APPLICATION)
+        return self.application.removeprefix(APPLICATION) if is_worker else None
+
+    @property
+    def what(self) -> str:
+        """What it does, as in ``streamer``."""
+        return self.application.removeprefix("penstock ")
+
+
+def list_sessions(store: Store) -> list[ProcessSession]:
+    """Reads the sessions of Penstock's processes, by what they do."""
+    doing = "reading the sessions of Penstock"
+    rows = store.rows("penstock_sessions", {}, binary=True, doing=doing)
+    return [ProcessSession(*row) for row in rows]

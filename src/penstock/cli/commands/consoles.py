@@ -1,6 +1,7 @@
 """``penstock console``: the web page."""
 
 import getpass
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def console(
         str | None,
         typer.Option(metavar="URL", envvar="PENSTOCK_ACTING_DATABASE_URL", show_envvar=False),
     ] = None,
+    root_path: Annotated[str, typer.Option("--root-path", metavar="PATH")] = "",
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
     """Show the pipeline in a browser: from this machine, with the printed link, unless --users.
@@ -43,6 +45,7 @@ def console(
         proxy: Trust this header, from a proxy at this address, for the name of a user of --users.
         acting_database_url: Postgres for actions such as pausing or retrying. Without it the
             console only reads.
+        root_path: Path below which a proxy serves the console, and which it takes off: /penstock.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):
@@ -62,6 +65,11 @@ def console(
     if users is None and (name.strip("[]") not in LOOPBACK or proxy is not None):
         raise InvalidSetting(
             "the link alone would open it to other machines: say who may come in, with --users FILE"
+        )
+    if root_path and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", root_path):
+        raise InvalidSetting(
+            f"--root-path {root_path!r}: a path such as /penstock is wanted, without a slash at "
+            "its end"
         )
     header, _, proxy_address = (proxy or "").partition("@")
     if proxy is not None and not (header and proxy_address):
@@ -92,5 +100,6 @@ def console(
             application,
             name.strip("[]"),
             int(port),
-            lambda port: show(f"The console: http://{name}:{port}/{path}"),
+            lambda port: show(f"The console: http://{name}:{port}{root_path}/{path}"),
+            root_path,
         )

@@ -92,6 +92,37 @@ document.addEventListener("click", (event) => {
   navigator.clipboard?.writeText(command.textContent);
 });
 
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, dialog")) return;
+  const rows = [...document.querySelectorAll("main tbody th a")];
+  const row = rows.indexOf(document.activeElement);
+  const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+  if (event.key === "/") document.querySelector(".find input")?.focus();
+  else if (event.key === "?") document.getElementById("keys")?.showModal();
+  else if (step && row >= 0) rows[row + step]?.focus();
+  else return;
+  event.preventDefault();
+});
+
+// The scheme of the system, or the one that was chosen here.
+const THEMES = ["system", "light", "dark"];
+const theme = document.getElementById("theme");
+
+function setTheme(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  if (!theme) return;
+  theme.textContent = name;
+  theme.setAttribute("aria-label", `Colours: ${name}; change them`);
+}
+
+theme?.addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(theme.textContent) + 1) % THEMES.length];
+  localStorage.setItem("theme", next);
+  setTheme(next);
+});
+if (theme) theme.hidden = false;
+setTheme(THEMES.find((name) => name === localStorage.getItem("theme")) ?? "system");
 document.documentElement.classList.add("scripted");
 prepare();
 setInterval(showAges, 1000);
