@@ -176,7 +176,8 @@ class _Desk:
             return RedirectResponse(f"{_root(request)}/enter", 303)
         shown = page.read(self.reading, visitor, request)
         sample = shown.sample if shown.sample is not None and shown.sample.is_stale else None
-        values = {**shown.values, "page": page, "live": page.is_live, "stale": sample}
+        has_rows = isinstance(shown.json, list | tuple | dict)
+        values = {**shown.values, "page": page, "live": page.is_live, "stale": sample, "has_rows": has_rows}
         body = render(page.template, self._around(request, visitor) | values)
         return respond(request, body, "text/html", 503 if sample is not None and sample.error else 200)
 
