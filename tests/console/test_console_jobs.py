@@ -25,7 +25,10 @@ SELECT 'jobs', 0, CASE WHEN n % 10 = 0 THEN 'few' ELSE 'many' END, 'message', 't
 FROM generate_series(1, 10000) AS n
 """
 
-STAGE_ONE = "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('jobs', 0, 'few', 'message', 'thing', '1')"
+STAGE_ONE = """
+INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at)
+VALUES ('jobs', 0, 'few', 'message', 'thing', '1', now() - interval '2 h')
+"""
 
 
 def cancelled(connection: Connection) -> int:
