@@ -37,7 +37,9 @@ jobs = typer.Typer(
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", min=0, help="Ids of the jobs.")]
 All = Annotated[bool, typer.Option("--all", help="All jobs of the queue.")]
-JobOptions = Annotated[JobFilter, {"tenant": None, "key": None, "unique": "NAME", "state": None, "before": "TIME"}]
+JobOptions = Annotated[
+    JobFilter, {"tenant": None, "key": None, "unique": "NAME", "state": None, "before": "TIME"}
+]
 TenantOptions = Annotated[JobFilter, {"tenant": None, "key": None}]
 
 
@@ -219,8 +221,8 @@ def _choose(job_filter: JobFilter, ids: list[int] | None, *, all_: bool) -> JobF
     chosen = replace(job_filter, ids=ids or None)
     if (chosen == JobFilter()) is not all_:
         raise InvalidSetting(
-            "which? Give ids, --tenant, --key, --unique, --state or --before; or --all alone, for all of the "
-            "queue"
+            "which? Give ids, --tenant, --key, --unique, --state or --before; or --all alone, for "
+            "all of the queue"
         )
     return chosen
 
