@@ -50,25 +50,25 @@ class JobFilter:
     def parameters(self, queue: str) -> dict[str, Any]:
         """Of a statement about a queue: all but the state, of which Postgres does not know."""
         ids = None if self.ids is None else list(self.ids)
-        named = {"tenant": self.tenant, "key": self.key, "unique": self.unique}
+        names = {"tenant": self.tenant, "key": self.key, "unique": self.unique}
         limits = {"before": self.before, "up_to": self.up_to}
-        return {"channel": queue, "ids": ids, **named, **limits, "reserved": RESERVED}
+        return {"channel": queue, "ids": ids, **names, **limits, "reserved": RESERVED}
 
 
 def parse_filter(fields: Mapping[str, str]) -> JobFilter:
     """Returns the filter that the fields of a form name; ``id`` has ids with commas between.  Raises ``InvalidName`` or ``InvalidSetting``."""
-    named = {name: fields.get(name) or None for name in ("tenant", "key", "unique", "state", "before", "up_to", "id")}
-    numbers = [find_number(word.encode()) for word in (named["id"] or "").split(",") if word]
-    up_to = None if named["up_to"] is None else find_number(named["up_to"].encode())
-    if None in numbers or (named["up_to"] is not None and up_to is None):
+    texts = {name: fields.get(name) or None for name in ("tenant", "key", "unique", "state", "before", "up_to", "id")}
+    numbers = [find_number(word.encode()) for word in (texts["id"] or "").split(",") if word]
+    up_to = None if texts["up_to"] is None else find_number(texts["up_to"].encode())
+    if None in numbers or (texts["up_to"] is not None and up_to is None):
         raise InvalidName("id: the numbers of jobs are wanted, with commas between")
-    state = next((each for each in get_args(JobState) if each == named["state"]), None)
-    if state != named["state"]:
-        raise InvalidName(f"state {named['state']!r}: one of {', '.join(get_args(JobState))} is wanted")
-    moment = None if named["before"] is None else parse_moment(named["before"])
-    before = datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
+    state = next((name for name in get_args(JobState) if name == texts["state"]), None)
+    if state != texts["state"]:
+        raise InvalidName(f"state {texts['state']!r}: one of {', '.join(get_args(JobState))} is wanted")
+    moment = None if texts["before"] is None else parse_moment(texts["before"])
+    staged_before = datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
     ids = [number for number in numbers if number is not None] or None
-    return JobFilter(ids, named["tenant"], named["key"], named["unique"], state, before, up_to)
+    return JobFilter(ids, texts["tenant"], texts["key"], texts["unique"], state, staged_before, up_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ def find_jobs(
     """
     check_queue(store, channel)
     doing = f"reading the jobs of {channel}"
-    given = {**of.parameters(channel), "newest": store.value("newest_id", doing=doing)}
+    values = {**of.parameters(channel), "newest": store.value("newest_id", doing=doing)}
     statement = "jobs" if of.key or of.unique or _may_read_headers(store) else "jobs_without_headers"
     while True:
-        rows = store.rows(statement, {**given, "after": after, "limit": size}, doing=doing)
+        rows = store.rows(statement, {**values, "after": after, "limit": size}, doing=doing)
         jobs = [_make_job(channel, *row) for row in rows]
         jobs = jobs if client is None else _add_states(client, jobs, store.scope)
         yield [job for job in jobs if of.state in {None, job.state}]
@@ -135,8 +135,8 @@ def find_jobs(
 def _may_read_headers(store: Store) -> bool:
     """False for a role that reads no payloads: it sees no keys, unique names and times that are in Postgres alone."""
     tables = {"staged": "staged_records", "letters": "dead_letters"}
-    named = {name: quote(store.scope.schema, table) for name, table in tables.items()}
-    return bool(store.value("may_read_headers", named, doing="reading a role's rights"))
+    quoted = {name: quote(store.scope.schema, table) for name, table in tables.items()}
+    return bool(store.value("may_read_headers", quoted, doing="reading a role's rights"))
 
 
 def check_queue(store: Store, channel: str) -> None:

@@ -91,9 +91,9 @@ def move_page(
 
 def jobs_command(of: JobFilter, *doing: str) -> str:
     """The command that does something to the jobs that a filter takes: ``"cancel"`` and the queue, for example."""
-    named = {name: getattr(of, name) for name in ("tenant", "key", "unique", "state")}
-    named |= {"before": None if of.before is None else of.before.isoformat(timespec="seconds")}
-    words = [*map(str, of.ids or ()), *(word for name, text in named.items() if text for word in (f"--{name}", text))]
+    options = {name: getattr(of, name) for name in ("tenant", "key", "unique", "state")}
+    options |= {"before": None if of.before is None else of.before.isoformat(timespec="seconds")}
+    words = [*map(str, of.ids or ()), *(word for name, text in options.items() if text for word in (f"--{name}", text))]
     return shlex.join(["penstock", "jobs", *doing, *(words or ["--all"]), "--apply"])
 
 
