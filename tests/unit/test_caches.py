@@ -83,6 +83,8 @@ CACHES: dict[str, tuple[Callable[..., Any], Calls]] = {
     "channels/scripts.script": (scripts.script, [("log/append",), ("log/read",), ("ick/add",)]),
     "channels/scripts.with_fragments": (scripts.with_fragments, [("log/append",), ("log/read",), ("ick/add",)]),
     "database/executor._numbered": (executor._numbered, [(b"%(a)s",), (b"%(b)s",), (b"%(a)s %(b)s %(a)s",)]),
+    "database/executor._open_with": (executor._open_with, vary((b"SELECT 1", b"SELECT 2, "), [b"SELECT 3"], [b"SELECT 4, "])),
+    "database/executor._begin_text": (executor._begin_text, vary((2, True, True), [None, 3], [None, False], [None, False])),
     "database/executor._make_texts": (
         executor._make_texts,
         vary((160_000, 1.0, None), [170_000], [2.0], HANDLERS),

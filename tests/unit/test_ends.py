@@ -134,6 +134,7 @@ ENDS: dict[str, Range] = {
     "ConsumerSpec halt_after": (lambda n: consumer(halt_after=n), 1, None, 1),
     "ConsumerSpec idle_timeout": (lambda s: consumer(idle_timeout=s), 0.1, 86_400, 0.001),
     "WorkerSpec concurrency": (lambda n: worker(concurrency=n), 1, 1000, 1),
+    "WorkerSpec together": (lambda n: worker(together=n), 1, 100, 1),
     "WorkerSpec lease": (lambda s: worker(lease=s), 0.05, 86_400, 0.001),
     "WorkerSpec limit": (lambda s: worker(limit=s), 0.05, 86_400, 0.001),
     "WorkerSpec backoff": (lambda s: worker(backoff=s), 0, 86_400, 0.001),
@@ -265,7 +266,7 @@ def test_a_longer_text_is_cut_and_the_longest_is_not(name: str) -> None:
 
 
 IN_RANGES = {
-    "declaring/declarations": {"MIN_IDLE_TIMEOUT_S", "MAX_IDLE_TIMEOUT_S", "MAX_CONCURRENCY", "MIN_LEASE_S", "MAX_LEASE_S"},
+    "declaring/declarations": {"MIN_IDLE_TIMEOUT_S", "MAX_IDLE_TIMEOUT_S", "MAX_CONCURRENCY", "MAX_TOGETHER", "MIN_LEASE_S", "MAX_LEASE_S"},
     "declaring/kinds": {"_LONGEST_NAME", "MAX_SHARDS", "MAX_STREAMS", "LARGEST_MAX_BYTES", "LARGEST_MEMORY"},
     "declaring/outcomes": {"MAX_SNOOZE_S", "MAX_NOTE_CHARACTERS"},
     "declaring/schedules": {"MIN_INTERVAL_S", "MAX_INTERVAL_S"},
