@@ -208,7 +208,7 @@ def find_kind(name: str, *, is_reported: bool) -> ReaderKind:
     return "replay" if REPLAY_RULE.fullmatch(name) else "consumer"
 
 
-def how_to_go_on(name: str, kind: ReaderKind, verb: str, more: str = "") -> str:
+def how_to_go_on(name: str, kind: ReaderKind, verb: str, hint: str = "") -> str:
     """Returns the command that makes it pass records."""
     if kind == "replay":
         return (
@@ -216,5 +216,5 @@ def how_to_go_on(name: str, kind: ReaderKind, verb: str, more: str = "") -> str:
             "cancels it"
         )
     if kind == "reported":
-        return f"run {name} with its own database, which reports its checkpoints here{more}"
-    return f"penstock {verb} {name}{more}"
+        return f"run {name} with its own database, which reports its checkpoints here{hint}"
+    return f"penstock {verb} {name}{hint}"

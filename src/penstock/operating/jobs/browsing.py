@@ -1,4 +1,4 @@
-"""Jobs that are not done, in pages.  Postgres says which there are, Redis what each of them waits for."""
+"""Reads jobs that are not done, in pages: from Postgres, and from Redis what each waits for."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,16 @@ from penstock.declaring.unique import name_as_staged
 from penstock.errors import InvalidName, Unknown
 from penstock.operating.channels import find_channel
 from penstock.parsing import find_number
-from penstock.records import BEGINNING, Record, RecordId, Scope, Shard, ShardName, parse_moment, to_time
+from penstock.records import (
+    BEGINNING,
+    Record,
+    RecordId,
+    Scope,
+    Shard,
+    ShardName,
+    parse_moment,
+    to_time,
+)
 from penstock.streaming.queues import make_queued
 
 JobState = Literal["waiting", "leased", "delayed", "dead"]
@@ -27,7 +36,7 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs; None leaves an attribute open.
+    """A choice of jobs; None leaves an attribute open.
 
     Attributes:
         ids: Ids of the jobs.
@@ -48,7 +57,7 @@ class JobFilter:
     up_to: int | None = None
 
     def parameters(self, queue: str) -> dict[str, Any]:
-        """Of a statement about a queue: all but the state, of which Postgres does not know."""
+        """Returns a statement's parameters: all but the state, of which Postgres does not know."""
         ids = None if self.ids is None else list(self.ids)
         names = {"tenant": self.tenant, "key": self.key, "unique": self.unique}
         limits = {"before": self.before, "up_to": self.up_to}
@@ -56,19 +65,29 @@ class JobFilter:
 
 
 def parse_filter(fields: Mapping[str, str]) -> JobFilter:
-    """Returns the filter that the fields of a form name; ``id`` has ids with commas between.  Raises ``InvalidName`` or ``InvalidSetting``."""
-    texts = {name: fields.get(name) or None for name in ("tenant", "key", "unique", "state", "before", "up_to", "id")}
+    """Returns the filter that the fields of a form name; ``id`` has ids with commas between.
+
+    Raises ``InvalidName`` or ``InvalidSetting``.
+    """
+    texts = {
+        name: fields.get(name) or None
+        for name in ("tenant", "key", "unique", "state", "before", "up_to", "id")
+    }
     numbers = [find_number(word.encode()) for word in (texts["id"] or "").split(",") if word]
     up_to = None if texts["up_to"] is None else find_number(texts["up_to"].encode())
     if None in numbers or (texts["up_to"] is not None and up_to is None):
         raise InvalidName("id: the numbers of jobs are wanted, with commas between")
     state = next((name for name in get_args(JobState) if name == texts["state"]), None)
     if state != texts["state"]:
-        raise InvalidName(f"state {texts['state']!r}: one of {', '.join(get_args(JobState))} is wanted")
+        raise InvalidName(
+            f"state {texts['state']!r}: one of {', '.join(get_args(JobState))} is wanted"
+        )
     moment = None if texts["before"] is None else parse_moment(texts["before"])
     staged_before = datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
     ids = [number for number in numbers if number is not None] or None
-    return JobFilter(ids, texts["tenant"], texts["key"], texts["unique"], state, staged_before, up_to)
+    return JobFilter(
+        ids, texts["tenant"], texts["key"], texts["unique"], state, staged_before, up_to
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +108,10 @@ class QueuedJob:
 
     @property
     def is_movable(self) -> bool:
-        """Whether it may be due at another time: not at work, and without a unique name, which it would give up meanwhile."""
+        """Returns whether it may be due at another time.
+
+        It is not at work, and has no unique name, which it would give up meanwhile.
+        """
         return self.state in {"waiting", "delayed"} and not self.unique
 
 
@@ -97,43 +119,57 @@ def list_jobs(
     store: Store,
     client: RedisClient | None,
     channel: str,
-    of: JobFilter = JobFilter(),
+    job_filter: JobFilter = JobFilter(),
     *,
     after: int = 0,
     limit: int = 50,
 ) -> list[QueuedJob]:
-    """A page of jobs in the order of their ids; ``after``: the id of the last one of the page before.
+    """Returns a page of jobs by id; ``after`` is the last id of the page before.
 
     Without a client, their states are as far as Postgres knows.
+
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
-    pages = find_jobs(store, client, channel, of, after=after, size=min(limit, PAGE))
+    pages = find_jobs(store, client, channel, job_filter, after=after, size=min(limit, PAGE))
     return list(islice(chain.from_iterable(pages), limit))
 
 
 def find_jobs(
-    store: Store, client: RedisClient | None, channel: str, of: JobFilter, *, after: int = 0, size: int = PAGE
+    store: Store,
+    client: RedisClient | None,
+    channel: str,
+    job_filter: JobFilter,
+    *,
+    after: int = 0,
+    size: int = PAGE,
 ) -> Iterator[list[QueuedJob]]:
-    """All jobs that a filter takes, up to the newest of this moment, in the order of their ids, so many at a time.
+    """Yields pages of the jobs that a filter takes, by id, up to the newest now.
 
     Raises as ``list_jobs``.
     """
     check_queue(store, channel)
     doing = f"reading the jobs of {channel}"
-    values = {**of.parameters(channel), "newest": store.value("newest_id", doing=doing)}
-    statement = "jobs" if of.key or of.unique or _may_read_headers(store) else "jobs_without_headers"
+    values = {**job_filter.parameters(channel), "newest": store.value("newest_id", doing=doing)}
+    statement = (
+        "jobs"
+        if job_filter.key or job_filter.unique or _may_read_headers(store)
+        else "jobs_without_headers"
+    )
     while True:
         rows = store.rows(statement, {**values, "after": after, "limit": size}, doing=doing)
         jobs = [_make_job(channel, *row) for row in rows]
         jobs = jobs if client is None else _add_states(client, jobs, store.scope)
-        yield [job for job in jobs if of.state in {None, job.state}]
+        yield [job for job in jobs if job_filter.state in {None, job.state}]
         if len(rows) < size:
             return
         after = rows[-1][0]
 
 
 def _may_read_headers(store: Store) -> bool:
-    """False for a role that reads no payloads: it sees no keys, unique names and times that are in Postgres alone."""
+    """Returns whether the role reads payloads.
+
+    Otherwise it sees no keys, unique names and times that are in Postgres alone.
+    """
     tables = {"staged": "staged_records", "letters": "dead_letters"}
     quoted = {name: quote(store.scope.schema, table) for name, table in tables.items()}
     return bool(store.value("may_read_headers", quoted, doing="reading a role's rights"))
@@ -141,8 +177,11 @@ def _may_read_headers(store: Store) -> bool:
 
 def check_queue(store: Store, channel: str) -> None:
     """Raises ``Unknown`` unless it is a registered queue."""
-    if not (found := find_channel(store, channel)).traits.has_jobs:
-        raise Unknown(f"{channel} is of kind {found.kind}: it has records, not jobs; penstock tail {channel}")
+    if not (registered := find_channel(store, channel)).traits.has_jobs:
+        raise Unknown(
+            f"{channel} is of kind {registered.kind}: it has records, not jobs; "
+            f"penstock tail {channel}"
+        )
 
 
 def _make_job(channel: str, *row: Any) -> QueuedJob:
@@ -159,26 +198,41 @@ def _make_job(channel: str, *row: Any) -> QueuedJob:
     elif is_delayed:
         why = "it is given to Redis an hour before it is due"
     name = ShardName(channel, Shard(shard))
-    what = queued.id, name, queued.tenant, queued.key, name_as_staged(queued.unique[0]), row[2], row[3], staged_at, due
-    return QueuedJob(*what, "delayed" if is_delayed else "waiting", why)
+    facts = (
+        queued.id,
+        name,
+        queued.tenant,
+        queued.key,
+        name_as_staged(queued.unique[0]),
+        row[2],
+        row[3],
+        staged_at,
+        due,
+    )
+    return QueuedJob(*facts, "delayed" if is_delayed else "waiting", why)
 
 
 def _add_states(client: RedisClient, jobs: list[QueuedJob], scope: Scope) -> list[QueuedJob]:
-    """Jobs with what Redis says of them, as far as it has them."""
-    known = explain_messages(client, scope.namespace, ((job.shard, str(job.id)) for job in jobs))
+    """Returns the jobs with what Redis says of them, as far as it has them."""
+    explained = explain_messages(
+        client, scope.namespace, ((job.shard, str(job.id)) for job in jobs)
+    )
 
     def add(job: QueuedJob) -> QueuedJob:
-        found = known[str(job.id)]
-        if found is None or found.state not in get_args(JobState):
+        message = explained[str(job.id)]
+        if message is None or message.state not in get_args(JobState):
             return job
-        return replace(job, state=found.state, why=found.text)  # type: ignore[arg-type]  # it was looked up
+        return replace(job, state=message.state, why=message.text)  # type: ignore[arg-type]  # it was looked up
 
     return [add(job) for job in jobs]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedJob:
-    """A job with its payload, both None once it has ended; what its handler has reported, and its result as JSON."""
+    """A job with its payload; both are None once it has ended.
+
+    It has what its handler has reported, and its result as JSON.
+    """
 
     job: QueuedJob | None
     record: Record | None
@@ -189,20 +243,23 @@ class ReportedJob:
 
 
 def read_job(store: Store, client: RedisClient, channel: str, id_: int) -> ReportedJob:
-    """A job that is not done, or one that is and has left progress or a result.
+    """Returns a job that is not done, or one that is and has left progress or a result.
 
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
-    found = list_jobs(store, client, channel, JobFilter((id_,)))
+    jobs = list_jobs(store, client, channel, JobFilter((id_,)))
     values = {"channel": channel, "id": id_}
-    [(progress, note, result, done_at, data, *more)] = store.rows("payload", values, doing="reading a job")
+    [(progress, note, result, done_at, data, *fields)] = store.rows(
+        "payload", values, doing="reading a job"
+    )
     reported = progress, note, result, done_at
-    if not found or data is None:
+    if not jobs or data is None:
         if progress is None and result is None:
             raise Unknown(
-                f"{channel} has no job {id_}: it is done, was cancelled, or is a dead letter; penstock trace {id_} says which"
+                f"{channel} has no job {id_}: it is done, was cancelled, or is a dead letter; "
+                f"penstock trace {id_} says which"
             )
         return ReportedJob(None, None, *reported)
-    [job] = found
-    what = job.id, job.tenant, job.action, job.object, data, *more
-    return ReportedJob(job, Record(channel, job.shard.shard, BEGINNING, *what), *reported)
+    [job] = jobs
+    facts = job.id, job.tenant, job.action, job.object, data, *fields
+    return ReportedJob(job, Record(channel, job.shard.shard, BEGINNING, *facts), *reported)

@@ -1,4 +1,4 @@
-"""Limits of a queue's tenants and keys, as they are declared and as they were set while it runs; operators set them, too."""
+"""Reads and sets limits of a queue's tenants and keys: declared, or set while it runs."""
 
 import shlex
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ log = structlog.get_logger("penstock.operator")
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """Limits of a tenant or a key; the name ``""`` is all others.  ``set_at`` is None if they are declared."""
+    """Limits of a tenant or a key; the name ``""`` is all others.
+
+    ``set_at`` is None if they are declared.
+    """
 
     kind: str
     name: str
@@ -33,21 +36,31 @@ class QueueLimit:
 
     @property
     def text(self) -> str:
-        """The limits for people."""
+        """Returns the limits for people."""
         return describe_limits(self.limits)
 
 
 def describe_limits(limits: object) -> str:
-    """Limits for people; ``none`` for those that keep nothing back, such as a weight of 1; what somebody wrote and is none, as it is."""
+    """Returns limits for people; ``none`` for those that keep nothing back, such as a weight of 1.
+
+    What somebody wrote and is none, it returns as it is.
+    """
     if not isinstance(limits, Mapping):
         return str(limits)
-    return ", ".join("paused" if name == "is_paused" else f"{name} {value}" for name, value in limits.items()) or "none"
+    return (
+        ", ".join(
+            "paused" if name == "is_paused" else f"{name} {value}" for name, value in limits.items()
+        )
+        or "none"
+    )
 
 
 def list_limits(
     store: Store, queue: str, *, name: str | None = None, limit: int | None = None
 ) -> tuple[list[QueueLimit], int]:
-    """The limits that hold, of one name or of all: what was set comes before what is declared; and how many there are.
+    """Returns the limits that hold, of one name or all, and their number.
+
+    What was set comes before what is declared.
 
     Raises ``Unknown`` or ``Refused``.
     """
@@ -59,7 +72,7 @@ def list_limits(
 
 @dataclass(frozen=True, slots=True)
 class LimitChange:
-    """Limits for a tenant or a key, in place of those that hold; none take back what was set."""
+    """Limits for a tenant or a key, in place of present ones; none take back what was set."""
 
     queue: str
     kind: str
@@ -68,38 +81,53 @@ class LimitChange:
 
     @property
     def title(self) -> str:
-        """What is done, without the name, which not everyone may see."""
+        """Returns what is done, without the name, which not everyone may see."""
         return f"{'Limit' if self.limits else 'Take back limits of'} a {self.kind} of {self.queue}"
 
     @property
     def command(self) -> str:
-        """The command that does it."""
-        words = [word for name, value in self.limits.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        """Returns the command that does it."""
+        words = [
+            word
+            for name, value in self.limits.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
         options = " ".join(words or ["--remove"]).replace("--is-paused True", "--pause")
-        return f"penstock queues limit {shlex.join([self.queue, f'--{self.kind}', self.name])} {options} --apply"
+        return (
+            f"penstock queues limit {shlex.join([self.queue, f'--{self.kind}', self.name])} "
+            f"{options} --apply"
+        )
 
     def find(self, store: Store) -> QueueLimit | None:
-        """The limits that hold now, if it has any of its own.
+        """Returns the limits that hold now, if it has any of its own.
 
-        Raises as ``list_limits``, ``InvalidMessage`` for the new ones, or ``Unknown`` if there are none to take back.
+        Raises as ``list_limits``, ``InvalidMessage`` for the new ones, or ``Unknown`` if there are
+        none to take back.
         """
-        found, _ = list_limits(store, self.queue, name=self.name)
+        limits, _ = list_limits(store, self.queue, name=self.name)
         self._make_values(store)
-        before = next((each for each in found if each.kind == self.kind), None)
-        if not self.limits and (before is None or before.set_at is None):
+        present = next((limit for limit in limits if limit.kind == self.kind), None)
+        if not self.limits and (present is None or present.set_at is None):
             raise Unknown(
-                f"no limits of that {self.kind} of {self.queue} were set; what was set: penstock queues limits {self.queue}"
+                f"no limits of that {self.kind} of {self.queue} were set; what was set: "
+                f"penstock queues limits {self.queue}"
             )
-        return before
+        return present
 
-    def describe(self, before: QueueLimit | None) -> str:
-        """Both, for people."""
-        whose = f"{self.kind} {self.name!r}" if self.name else f"all other {self.kind}s"
-        now = before.text if before else "no limits of its own"
-        return f"{whose} of {self.queue}: {now} → {describe_limits(self.limits) if self.limits else 'what is declared'}"
+    def describe(self, present: QueueLimit | None) -> str:
+        """Returns both limits for people."""
+        owner = f"{self.kind} {self.name!r}" if self.name else f"all other {self.kind}s"
+        now = present.text if present else "no limits of its own"
+        return (
+            f"{owner} of {self.queue}: {now} → "
+            f"{describe_limits(self.limits) if self.limits else 'what is declared'}"
+        )
 
     def apply(self, store: Store) -> None:
-        """Has it hold, within a second or two.  Raises as ``find``."""
+        """Sets the limits; they hold within a second or two.
+
+        Raises as ``find``.
+        """
         with postgres_errors(f"limiting {self.queue}"):
             read_rows(store.connection, store.scope.schema, SET_LIMITS, self._make_values(store))
         log.warning("limits set", channel=self.queue, kind=self.kind, limits=dict(self.limits))

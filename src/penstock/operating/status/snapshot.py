@@ -113,9 +113,9 @@ class ConsumerStatus:
     # ``replay``: it is a ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
 
-    def how_to_go_on(self, verb: str, more: str = "") -> str:
-        """Returns the command that makes it pass records; ``more`` also helps a slow consumer."""
-        return how_to_go_on(self.consumer, self.kind, verb, more)
+    def how_to_go_on(self, verb: str, hint: str = "") -> str:
+        """Returns the command that makes it pass records; ``hint`` also helps a slow consumer."""
+        return how_to_go_on(self.consumer, self.kind, verb, hint)
 
     @property
     def how_to_end(self) -> str:
