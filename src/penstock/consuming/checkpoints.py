@@ -118,8 +118,8 @@ class Checkpoints:
     def lock(self, store: Store[Executor], shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
-        which = {**self._which, "shards": int_array(shard.shard for shard in shards)}
-        rows = store.rows("take_checkpoints", which)
+        values = {**self._which, "shards": int_array(shard.shard for shard in shards)}
+        rows = store.rows("take_checkpoints", values)
         unpassed = None
         if any(is_later for *_, is_later in rows):
             unpassed = find_unpassed(store, self._consumer.name, channel)
@@ -127,9 +127,9 @@ class Checkpoints:
             Checkpoint(
                 ShardName(channel, Shard(shard)),
                 # Dead letters of a key may be in an earlier shard.
-                *(*rest, _blocking(unpassed, shard), bool(has_letters or is_later), is_paused),
+                *(*columns, _blocking(unpassed, shard), bool(has_letters or is_later), is_paused),
             )
-            for shard, *rest, has_letters, is_paused, is_later in rows
+            for shard, *columns, has_letters, is_paused, is_later in rows
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
@@ -140,13 +140,13 @@ class Checkpoints:
         checkpoint was deleted meanwhile.
         """
         try:
-            moved = store.connection.commit_after(store["advance_checkpoints"], self._moves(advances))
+            moved_rows = store.connection.commit_after(store["advance_checkpoints"], self._moves(advances))
         except psycopg.errors.NotNullViolation as error:
             if (error.diag.schema_name, error.diag.table_name) != (store.scope.schema, "checkpoints"):
                 raise  # of a trigger of the application's that was deferred to the end
-            moved = 0
-        if moved != len(advances):
-            shards = ", ".join(str(each.locked.shard) for each in advances)
+            moved_rows = 0
+        if moved_rows != len(advances):
+            shards = ", ".join(str(advance.locked.shard) for advance in advances)
             raise BrokenTransaction(
                 f"consumer {self._consumer.name}, {shards}: the transaction that carries the checkpoint is gone. A handler must "
                 "not commit or roll back its session: return to commit, raise to roll back"
@@ -155,12 +155,12 @@ class Checkpoints:
     def _moves(self, advances: Sequence[Advance]) -> dict[str, Any]:
         return {
             **self._which,
-            "shards": int_array(each.locked.shard.shard for each in advances),
-            "expected": int_array(each.locked.offset for each in advances),
-            "offsets": int_array(each.to for each in advances),
-            "applied": int_array(each.applied for each in advances),
-            "skipped": int_array(each.skipped for each in advances),
-            "dead": int_array(each.dead for each in advances),
+            "shards": int_array(advance.locked.shard.shard for advance in advances),
+            "expected": int_array(advance.locked.offset for advance in advances),
+            "offsets": int_array(advance.to for advance in advances),
+            "applied": int_array(advance.applied for advance in advances),
+            "skipped": int_array(advance.skipped for advance in advances),
+            "dead": int_array(advance.dead for advance in advances),
             "transaction": advances[0].locked.transaction,
         }
 

@@ -47,24 +47,24 @@ class DeadLetters:
         self, store: Store[Executor], shard: ShardName, keys: Sequence[str], offsets: Sequence[Offset]
     ) -> None:
         """Notes at the dead letters of keys that later records of theirs, at these offsets, are applied."""
-        where = {**self._where(shard), "keys": [*keys], "offsets": [*offsets]}
-        store.execute("note_later_records", where)
+        values = {**self._where(shard), "keys": [*keys], "offsets": [*offsets]}
+        store.execute("note_later_records", values)
 
     def note_later_range(self, store: Store[Executor], shard: ShardName, first: Offset, last: Offset) -> None:
         """Likewise, for the records from one offset to another."""
-        where = {**self._where(shard), "first": first, "last": last}
-        store.execute("note_later_range", where)
+        values = {**self._where(shard), "first": first, "last": last}
+        store.execute("note_later_range", values)
 
     def parked_keys(self, store: Store[Executor], shard: ShardName, keys: Iterable[str]) -> set[str]:
         """The keys that have a dead letter."""
-        where = {**self._where(shard), "keys": [*keys]}
-        rows = store.execute("parked_keys", where)
+        values = {**self._where(shard), "keys": [*keys]}
+        rows = store.execute("parked_keys", values)
         return {key for (key,) in rows.fetchall()}
 
     def parked_records(self, store: Store[Executor], shard: ShardName, first: Offset, last: Offset) -> list[Record]:
         """The records from one offset to another whose keys have a dead letter."""
-        where = {**self._where(shard), "first": first, "last": last}
-        return make_records(shard, store.rows("parked_records", where))
+        values = {**self._where(shard), "first": first, "last": last}
+        return make_records(shard, store.rows("parked_records", values))
 
     def write_member(
         self, store: Store[Executor], shard: ShardName, member: str, *, since_us: int, reason: str, attempts: int
@@ -110,11 +110,11 @@ def how_to_resume(consumer: str, shard: ShardName, reason: str | None, has_lette
 
     A reason that names a command itself wins.  Dead letters, if the consumer has some, come before newer records.
     """
-    said, source = reason or "", shard.channel.partition("@")[2]
+    text, source = reason or "", shard.channel.partition("@")[2]
     accept = f"penstock reset source {consumer} {source}"
-    if f"--to '{shard} offset " in said:
+    if f"--to '{shard} offset " in text:
         return "then type what penstock status says"
-    if source and accept in said:
+    if source and accept in text:
         return f"then: {accept}"
     resume = f"penstock reset checkpoint {consumer} --resume --apply"
     if not has_letters:

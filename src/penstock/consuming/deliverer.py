@@ -186,18 +186,18 @@ class Deliverer(Generic[Item]):
         """One attempt at the next part; false if the delivery is over."""
         part, state = delivery.parts.pop(0)
         try:
-            done = delivery.apply(self._plans.plan(delivery.shard, part), name=self._items.name)
+            delivered = delivery.apply(self._plans.plan(delivery.shard, part), name=self._items.name)
         except NotApplied as failed:
             self._items.renew(part)
             return self._goes_on(delivery, part, state, failed)
-        if done.missing:
+        if delivered.missing:
             # They come first, as a part of their own.
-            delivery.parts[:0] = [(done.missing, NO_FAILURE), (part, state)]
-        self._refusals.count_applied(done.applied)
-        if done.applied:
+            delivery.parts[:0] = [(delivered.missing, NO_FAILURE), (part, state)]
+        self._refusals.count_applied(delivered.applied)
+        if delivered.applied:
             self._repeats.end(delivery.shard)
-        delivery.total.add(done)
-        return done.position is not None
+        delivery.total.add(delivered)
+        return delivered.position is not None
 
     def _keep_state(self, delivery: _Delivery[Item]) -> None:
         """Keeps the failures of the next part: the attempts of a slice count in the next one."""
@@ -208,20 +208,20 @@ class Deliverer(Generic[Item]):
     def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], RetryState]]:
         """The items, with those that had failed when the last delivery ended as a part of their own."""
         first, state = self._states.pop(shard, (None, NO_FAILURE))
-        at = next((i for i, item in enumerate(items) if self._items.identify(item) == first), None)
-        if at is None:
+        index = next((i for i, item in enumerate(items) if self._items.identify(item) == first), None)
+        if index is None:
             return [(items, NO_FAILURE)]
-        sizes = (at, state.items, len(items) - at - state.items)
+        sizes = (index, state.items, len(items) - index - state.items)
         parts = zip(divide(items, sizes), (NO_FAILURE, state, NO_FAILURE), strict=True)
-        return [(part, known) for part, known in parts if part]
+        return [(part, part_state) for part, part_state in parts if part]
 
     def _goes_on(self, delivery: _Delivery[Item], part: Sequence[Item], state: RetryState, failed: NotApplied) -> bool:
         """Carries out the decision after a failure; false if the delivery is over."""
         self._failures.show(delivery.shard, failed)
         outcome = self._refusals.outcome(delivery.shard, state, failed)
         match decide(self._policy, len(part), state, outcome):
-            case Retry(after_s, known) as retry:
-                delivery.parts.insert(0, (part, known))
+            case Retry(after_s, next_state) as retry:
+                delivery.parts.insert(0, (part, next_state))
                 if is_long(retry):
                     self._keep_state(delivery)
                     self._postpone(delivery, after_s, failed)
@@ -230,9 +230,9 @@ class Deliverer(Generic[Item]):
                     self._keep_state(delivery)
                     delivery.total.retry_after_s = after_s
                     return False
-            case Split(sizes, known):
+            case Split(sizes, next_state):
                 pieces = divide(part, sizes)
-                delivery.parts[:0] = [(piece, state_for_part(known, len(piece))) for piece in pieces]
+                delivery.parts[:0] = [(piece, state_for_part(next_state, len(piece))) for piece in pieces]
             case DeadLetterItem(attempts):
                 return self._dead_letter(delivery, part[0], state, failed, attempts)
             case PassItem():
@@ -253,11 +253,11 @@ class Deliverer(Generic[Item]):
     def _postpone(self, delivery: _Delivery[Item], after_s: float, failed: NotApplied) -> None:
         """Ends the delivery; the shard's next one begins with the same items and their failures so far."""
         delivery.total.retry_after_s, seconds = after_s, round(after_s, 1)
-        shard, said = delivery.shard, failed.waits_for
+        shard, note = delivery.shard, failed.waits_for
         if self._repeats.is_due(shard, failed.kind):
             log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
         try:
-            delivery.transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, said))
+            delivery.transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, note))
         except ServerReplaced:
             raise
         except (NotApplied, ServerUnavailable):
@@ -288,29 +288,29 @@ class Deliverer(Generic[Item]):
             self._halt(delivery, [item], f"could not be dead-lettered: {reason(error)}", failed)
         return True
 
-    def _note_trouble(self, delivery: _Delivery[Item], done: Delivered, kind: str) -> None:
+    def _note_trouble(self, delivery: _Delivery[Item], delivered: Delivered, kind: str) -> None:
         """Adds the result of a transaction that dead-lettered an item, or halted the shard."""
-        delivery.total.add(done)
-        where = self._consumer.name, delivery.shard.channel, delivery.shard.shard, kind
-        if done.dead:
-            delivery.transaction.observers(DeadLettered(*where))
-        if done.halted is not None:
-            delivery.transaction.observers(ShardHalted(*where))
+        delivery.total.add(delivered)
+        names = self._consumer.name, delivery.shard.channel, delivery.shard.shard, kind
+        if delivered.dead:
+            delivery.transaction.observers(DeadLettered(*names))
+        if delivered.halted is not None:
+            delivery.transaction.observers(ShardHalted(*names))
 
     def _halt(self, delivery: _Delivery[Item], part: Sequence[Item], why: str, failed: NotApplied) -> None:
         """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
         if isinstance(failed.error, HandlerCommitted):
             last = failed.reached.get(delivery.shard, Offset(0))
             why += f", then: {self._plans.how_to_go_past(delivery.shard, last)}"
-        which = self._items.describe(delivery.shard, part[0])
-        said = f"{which} {why}" if len(part) == 1 else f"{len(part)} items from {which} {why}"
+        item = self._items.describe(delivery.shard, part[0])
+        text = f"{item} {why}" if len(part) == 1 else f"{len(part)} items from {item} {why}"
 
         def plan(store: Store[Executor], locked: Locked) -> TransactionPlan[Delivered]:
             checkpoint = locked.get(delivery.shard)
             if checkpoint is None:
                 return TransactionPlan(Delivered())
-            self._checkpoints.halt(store, delivery.shard, said)
-            return TransactionPlan(Delivered(position=checkpoint.offset, halted=said))
+            self._checkpoints.halt(store, delivery.shard, text)
+            return TransactionPlan(Delivered(position=checkpoint.offset, halted=text))
 
         try:
             self._note_trouble(delivery, delivery.apply(plan), failed.kind)

@@ -86,11 +86,11 @@ def get_offsets(records: Sequence[Placed]) -> Sequence[Offset]:
 
 def _count_dense(offsets: Sequence[Offset], first: int, expected: int) -> int:
     """Counts the ascending offsets from ``first`` on that are consecutive numbers from ``expected`` on."""
-    left = len(offsets) - first
-    if left and offsets[first] == expected and offsets[-1] == expected + left - 1:
-        return left
+    remaining = len(offsets) - first
+    if remaining and offsets[first] == expected and offsets[-1] == expected + remaining - 1:
+        return remaining
     count = 0
-    while count < left and offsets[first + count] == expected + count:
+    while count < remaining and offsets[first + count] == expected + count:
         count += 1
     return count
 
@@ -219,9 +219,9 @@ def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> De
         case Unavailable():
             return _after_refusal(policy, size, state, outcome)
         case AskedToWait(after_s):
-            asked = replace(state, asked=state.asked + 1, items=size)
-            pause = pause_s(asked.asked) if after_s is None else after_s
-            return Retry(min(MAX_ASKED_PAUSE_S, max(FIRST_PAUSE_S, pause)), asked)
+            next_state = replace(state, asked=state.asked + 1, items=size)
+            pause = pause_s(next_state.asked) if after_s is None else after_s
+            return Retry(min(MAX_ASKED_PAUSE_S, max(FIRST_PAUSE_S, pause)), next_state)
         case Cancelled(culprit):
             return Split(_parts(size, culprit), replace(state, items=size)) if size > 1 else PassItem()
         case Failed():
@@ -277,10 +277,10 @@ def state_for_part(state: RetryState, size: int) -> RetryState:
 
 def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
     """The items in consecutive parts of the given sizes."""
-    parts, at = [], 0
+    parts, start = [], 0
     for size in sizes:
-        parts.append(items[at : at + size])
-        at += size
+        parts.append(items[start : start + size])
+        start += size
     return parts
 
 
@@ -302,11 +302,11 @@ class Counts:
     # for each applied record the time from staging to its handler, by Postgres' clock
     latencies_us: list[int] = field(default_factory=list)
 
-    def count(self, more: "Counts") -> None:
+    def count(self, other: "Counts") -> None:
         """Adds the numbers of another delivery or round."""
         for name in COUNTED:
-            setattr(self, name, getattr(self, name) + getattr(more, name))
-        self.latencies_us += more.latencies_us
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.latencies_us += other.latencies_us
 
     @property
     def done(self) -> int:
@@ -339,12 +339,12 @@ class Delivered(Counts):
         """True if the shard is left for later: another process holds it, or an attempt has failed."""
         return self.position is None and not self.is_stopped
 
-    def add(self, done: "Delivered") -> None:
+    def add(self, delivered: "Delivered") -> None:
         """Adds the result of one transaction."""
-        self.count(done)
-        self.position, self.halted, self.is_paused = done.position, done.halted, done.is_paused
-        self.held, self.waits_for = done.held, done.waits_for
-        self.members.extend(done.members)
+        self.count(delivered)
+        self.position, self.halted, self.is_paused = delivered.position, delivered.halted, delivered.is_paused
+        self.held, self.waits_for = delivered.held, delivered.waits_for
+        self.members.extend(delivered.members)
 
 
 @dataclass(kw_only=True)

@@ -77,7 +77,7 @@ def find_outcome(error: BaseException, culprit: int | None = None, depth: int = 
     An exception that was raised from another one, or a group of them, means what these mean.
     """
     if isinstance(error, BaseExceptionGroup) and depth:
-        members = (find_outcome(each, culprit, depth - 1) for each in error.exceptions)
+        members = (find_outcome(member, culprit, depth - 1) for member in error.exceptions)
         return max(members, key=lambda outcome: _GRAVITY.index(type(outcome)))
     outcome = _find_own_outcome(error, culprit)
     if isinstance(outcome, Failed) and not outcome.for_certain and error.__cause__ and depth:
@@ -118,8 +118,8 @@ def reason(error: BaseException, phase: str = "") -> str:
     """Why something failed: the class of the error and the first line of its text, as far as Postgres can store it."""
     cause = driver_error(error)
     first = (_text(cause).splitlines() or [""])[0]
-    said = f"{phase}{type(cause).__name__}: {first}"[:MAX_REASON_CHARACTERS]
-    return said.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
+    text = f"{phase}{type(cause).__name__}: {first}"[:MAX_REASON_CHARACTERS]
+    return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def _text(error: BaseException) -> str:
@@ -133,20 +133,20 @@ def frames(error: BaseException) -> list[str]:
     """Frames in which an error was raised, the handler's caller first: ``shop/events.py:41 in ride_totals``; no values."""
     links = list(_chain(error))
     walked = chain.from_iterable(traceback.walk_tb(link.__traceback__) for link in reversed(links))
-    found = [
+    texts = [
         f"{_short(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
         for frame, line in walked
         if not _OURS.search(frame.f_code.co_filename)
     ]
-    return found[-MAX_FRAMES:]
+    return texts[-MAX_FRAMES:]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The error and what it was raised from."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    while link is not None and id(link) not in ids:
+        ids.add(id(link))
         yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
@@ -159,7 +159,7 @@ def _short(path: str) -> str:
 def is_exit(error: BaseException) -> bool:
     """True if the handler wanted the process to end; a cancelled task or a panic in a library is a failure like any other."""
     if isinstance(error, BaseExceptionGroup):
-        return any(is_exit(each) for each in error.exceptions)
+        return any(is_exit(member) for member in error.exceptions)
     return isinstance(error, SystemExit | KeyboardInterrupt)
 
 
@@ -177,8 +177,8 @@ class FailureLog:
         """Logs a failure with where it happened, unless one like it was shown."""
         if isinstance(failed.outcome, Conflict) or isinstance(failed.error, HandlerOutcome):
             return
-        where = frames(failed.error)
-        if (signature := (failed.kind, *where[-1:])) not in self._shown:
+        locations = frames(failed.error)
+        if (signature := (failed.kind, *locations[-1:])) not in self._shown:
             self._shown.add(signature)
             log.warning(
                 "handler failed",
@@ -187,5 +187,5 @@ class FailureLog:
                 error=failed.kind,
                 sqlstate=sqlstate(failed.error),
                 at_commit=failed.at_commit,
-                traceback=where,
+                traceback=locations,
             )

@@ -325,12 +325,12 @@ def _refuse_tasks(
     session: AsyncSession | None = None,
 ) -> None:
     """Makes sure that none of the tasks works on with the session or the records, after the handler has returned."""
-    left = [task for task in tasks if not task.done() and _uses(task, session, items)]
-    if left:
-        for task in left:
+    working = [task for task in tasks if not task.done() and _uses(task, session, items)]
+    if working:
+        for task in working:
             task.cancel()
         raise HandlerNotRun(
-            f"consumer {consumer.name}: the handler left {len(left)} tasks behind that work on its session or "
+            f"consumer {consumer.name}: the handler left {len(working)} tasks behind that work on its session or "
             "its records: await them, for example with asyncio.TaskGroup"
         )
 
@@ -430,21 +430,21 @@ class JobCaller:
 
     def call(self, job: Any) -> BaseException | None:
         """Calls a plain handler; returns what it raised, or the outcome that it returned."""
-        began, error = self._begin(), None
+        begun_at, error = self._begin(), None
         try:
             fresh_context().run(self._handle, job)
         except BaseException as raised:  # noqa: BLE001  what it means is decided where jobs end
             error = raised
-        return self._end(began, error)
+        return self._end(begun_at, error)
 
     async def call_async(self, job: Any) -> BaseException | None:
         """As ``call``, of one that is ``async def``: in a task of its own, within the worker's time limit."""
-        began, error = self._begin(), None
+        begun_at, error = self._begin(), None
         try:
             await _run_apart(self._handle_async(job))
         except BaseException as raised:  # noqa: BLE001  the same
             error = raised
-        return self._end(began, error)
+        return self._end(begun_at, error)
 
     def _handle(self, job: Any) -> None:
         self._decode_payload(job)
@@ -470,9 +470,9 @@ class JobCaller:
             self._observers(HandlerBegan(*self._names, 1))
         return monotonic()
 
-    def _end(self, began: float, error: BaseException | None) -> BaseException | None:
+    def _end(self, begun_at: float, error: BaseException | None) -> BaseException | None:
         if self._observers:
-            self._observers(HandlerEnded(*self._names, 1, monotonic() - began, error_class(error)))
+            self._observers(HandlerEnded(*self._names, 1, monotonic() - begun_at, error_class(error)))
         return error
 
 
@@ -501,8 +501,11 @@ def _uses(task: asyncio.Task[Any], session: AsyncSession | None, items: Sequence
     frame = getattr(task.get_coro(), "cr_frame", None)
     if frame is None or task is asyncio.current_task():
         return False
-    held = frame.f_locals.values()
-    return any((each is session and session is not None) or each is items or _is_one(each, items) for each in held)
+    variables = frame.f_locals.values()
+    return any(
+        (variable is session and session is not None) or variable is items or _is_one(variable, items)
+        for variable in variables
+    )
 
 
 def _is_one(value: object, items: Sequence[Any]) -> bool:

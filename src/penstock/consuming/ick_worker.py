@@ -91,13 +91,15 @@ class IckMembers:
             if checkpoint.is_stopped:
                 return TransactionPlan(Delivered(halted=checkpoint.halted, is_paused=checkpoint.is_paused))
             _refuse_bytes(members)
-            texts = [each.text for each in members]
+            texts = [member.text for member in members]
             return TransactionPlan(
                 Delivered(
                     position=checkpoint.offset,
                     applied=len(members),
-                    members=[each.member for each in members],
-                    latencies_us=[max(0, checkpoint.clock_us - each.since_us) for each in members if each.since_us],
+                    members=[member.member for member in members],
+                    latencies_us=[
+                        max(0, checkpoint.clock_us - member.since_us) for member in members if member.since_us
+                    ],
                 ),
                 [*texts],  # the handler's own: it may take members from it
                 [Advance(checkpoint, checkpoint.offset, applied=len(members))],
@@ -136,7 +138,7 @@ class IckMembers:
                 return TransactionPlan(Delivered())
             return TransactionPlan(
                 Delivered(position=checkpoint.offset, cancelled=1, members=[member.member]),
-                settle=lambda found: self._dead_letters.forget_members(found, shard, [member.text]),
+                settle=lambda store: self._dead_letters.forget_members(store, shard, [member.text]),
             )
 
         return planner
@@ -175,8 +177,8 @@ def plan_progress(shard: ShardName, done_up_to: Offset) -> Planner[None]:
 
 def _refuse_bytes(members: Sequence[ReservedMember]) -> None:
     """A member that is not text fails by itself, before a handler sees it."""
-    for index, each in enumerate(members):
-        if not each.is_text:
+    for index, member in enumerate(members):
+        if not member.is_text:
             error = InvalidPayload("the member is not text that UTF-8 and Postgres can hold")
             raise NotApplied(Failed(index, for_certain=True), error)
 
@@ -251,10 +253,10 @@ class IckWorker(Worker):
                     break
             if monotonic() >= self._progress_at:
                 self._advance_checkpoints()
-            left = end - monotonic()
-            if consumed.applied or consumed.dead or self._is_paused or left <= 0:
+            remaining_s = end - monotonic()
+            if consumed.applied or consumed.dead or self._is_paused or remaining_s <= 0:
                 break
-            self._pause(min(IDLE_PAUSE_S, left))
+            self._pause(min(IDLE_PAUSE_S, remaining_s))
         return consumed
 
     @override
@@ -280,25 +282,25 @@ class IckWorker(Worker):
             for key in (keys.dirty, keys.reserved, keys.held):
                 pipeline.exists(key)
         with redis_errors("looking at Icks"):
-            found = pipeline.execute()
-        return [s for i, s in enumerate(self._shards) if any(found[3 * i : 3 * i + 3])]
+            answers = pipeline.execute()
+        return [s for i, s in enumerate(self._shards) if any(answers[3 * i : 3 * i + 3])]
 
     def _waiting(self) -> list[ShardName]:
         """The shards that have members and are not to be left alone, beginning anywhere: processes should spread."""
-        found = self._awake(self._occupied())
-        at = random.randrange(len(found)) if found else 0  # noqa: S311  not for secrets
-        return found[at:] + found[:at]
+        shards = self._awake(self._occupied())
+        start = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
+        return shards[start:] + shards[:start]
 
     def _visit(self, shard: ShardName, consumed: Consumed) -> None:
         """Batch after batch of one shard, for a while."""
         ick = self._icks[shard]
-        held = self._reserve(shard)
-        if isinstance(held, Busy):
+        answer = self._reserve(shard)
+        if isinstance(answer, Busy):
             self._rest(shard, BUSY_PAUSE_S)
             consumed.left.add(shard)
             return
         until = monotonic() + MAX_VISIT_S
-        reservation: Reservation | Superseded = held
+        reservation: Reservation | Superseded = answer
         while isinstance(reservation, Reservation) and reservation.marks:
             crashpoint("members.after_reserve")
             delivered = self._deliver(shard, reservation)
@@ -338,8 +340,8 @@ class IckWorker(Worker):
         def pause(seconds: float) -> bool:
             """Waits, with heartbeats; true if there is no sense in another attempt."""
             end = monotonic() + seconds
-            while (left := end - monotonic()) > 0:
-                if self._pause(min(left, HEARTBEAT_S)):
+            while (remaining_s := end - monotonic()) > 0:
+                if self._pause(min(remaining_s, HEARTBEAT_S)):
                     return True
                 if isinstance(ick.commit(reservation, ()), Superseded):
                     return True
@@ -360,8 +362,8 @@ class IckWorker(Worker):
         transaction = self._opened()
         with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
             transaction.read(self._checkpoints.all)
-        found = self._ask_usable(update_progress, self._shards)
-        for shard, progress in found.items():
+        answers = self._ask_usable(update_progress, self._shards)
+        for shard, progress in answers.items():
             if progress.done_up_to > self._done_up_to.get(shard, Offset(0)):
                 with suppress(NotApplied):  # it is tried again
                     transaction.apply([shard], plan_progress(shard, progress.done_up_to))

@@ -79,7 +79,7 @@ class Journal(Protocol):
         """Returns verdicts about the shards whose records, all read by now, are of an epoch that was not accepted before."""
 
     def backfill(
-        self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit, /
+        self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit, /
     ) -> Sequence[Record]:
         """Reads the first records between two offsets, both excluded; ``Gap`` if the journal lacks the first of them."""
 
@@ -125,9 +125,9 @@ class LocalJournal:
 
     report = report_if_due = confirm
 
-    def backfill(self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Record]:
+    def backfill(self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit) -> Sequence[Record]:
         """Reads from the own database alone."""
-        records: list[Record] = read(lambda store: backfill(store, shard, after, before, limit))
+        records: list[Record] = read(lambda store: backfill(store, shard, position, end, limit))
         return records
 
     def note_reached(self, plan: TransactionPlan[Result], _: ShardRecords) -> TransactionPlan[Result]:
@@ -141,23 +141,23 @@ class LocalJournal:
         """Nothing to do."""
 
 
-def backfill(store: Store[Executor], shard: ShardName, after: Offset, before: Offset, limit: Limit) -> list[Record]:
+def backfill(store: Store[Executor], shard: ShardName, position: Offset, end: Offset, limit: Limit) -> list[Record]:
     """The first records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
 
     At least one, and no more once their payloads exceed ``max_bytes``.
     """
-    last = Offset(min(before - 1, after + limit.records))
-    wanted = OffsetRange(shard, Offset(after + 1), last)
-    found = read_records(store, wanted, max_bytes=limit.bytes).records
-    if not found or found[0].offset != after + 1:
-        where = {"channel": shard.channel, "shard": shard.shard, "after": after}
-        [(begins, goes_on)] = store.rows("journal_begins", where)
+    last = Offset(min(end - 1, position + limit.records))
+    range_ = OffsetRange(shard, Offset(position + 1), last)
+    records = read_records(store, range_, max_bytes=limit.bytes).records
+    if not records or records[0].offset != position + 1:
+        values = {"channel": shard.channel, "shard": shard.shard, "after": position}
+        [(begin, goes_on)] = store.rows("journal_begins", values)
         gap = Gap(
-            f"{shard}: the checkpoint stands at offset {after}, the log goes on at {before}, and the journal begins at "
-            f"{begins}: {format_count(before - after - 1, 'record')} between, removed before this consumer had passed them. "
+            f"{shard}: the checkpoint stands at offset {position}, the log goes on at {end}, and the journal begins at "
+            f"{begin}: {format_count(end - position - 1, 'record')} between, removed before this consumer had passed them. "
             "Start it from the tables, or accept the loss"
         )
-        there = (before, goes_on or before, found[0].offset if found else before)
-        gap.last = min(there) - 1
+        candidates = (end, goes_on or end, records[0].offset if records else end)
+        gap.last = min(candidates) - 1
         raise gap
-    return [record for i, record in enumerate(found) if record.offset == after + 1 + i]
+    return [record for i, record in enumerate(records) if record.offset == position + 1 + i]

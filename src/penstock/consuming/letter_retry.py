@@ -320,16 +320,16 @@ class RequestedRetries:
         return TransactionPlan(sorted((DeadLetterRow(*row) for row in rows), key=_position))
 
     def _retry_one(self, transaction: HandlerTransaction, trial: LetterTrial, letter: DeadLetterRow) -> None:
-        who = {"consumer": letter.consumer, "place": str(letter.place)}
+        names = {"consumer": letter.consumer, "place": str(letter.place)}
         try:
-            done = trial.run(letter)
+            retried = trial.run(letter)
         except ServerUnavailable:
             raise
         except PenstockError as error:
-            log.error("requested retry failed", **who, reason=describe(error))  # noqa: TRY400  of ours, in words
+            log.error("requested retry failed", **names, reason=describe(error))  # noqa: TRY400  of ours, in words
             return
-        log.info("dead letter retried", **who, outcome=done.outcome)
-        if done.outcome == "held":
+        log.info("dead letter retried", **names, outcome=retried.outcome)
+        if retried.outcome == "held":
             self._request_again(transaction, letter)
 
     def _request_again(self, transaction: HandlerTransaction, letter: DeadLetterRow) -> None:

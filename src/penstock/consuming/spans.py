@@ -104,15 +104,15 @@ class HandlerSpans:
 
         if self._tracer is None:
             self._tracer = trace.get_tracer("penstock", find_release())
-        found = _read_contexts(items)
+        contexts = _read_contexts(items)
         # Never a child of a span that happens to be current: a web process may work on records in the middle of a request.
-        parent = trace.NonRecordingSpan(found[0]) if is_child and found else trace.INVALID_SPAN
+        parent = trace.NonRecordingSpan(contexts[0]) if is_child and contexts else trace.INVALID_SPAN
         return self._tracer.start_as_current_span(
             self._name,
             trace.set_span_in_context(parent, Context()),
             trace.SpanKind.CONSUMER,
             self._describe(items),
-            () if is_child else [trace.Link(each) for each in found],
+            () if is_child else [trace.Link(context) for context in contexts],
             record_exception=False,
             set_status_on_exception=False,
         )
@@ -123,10 +123,10 @@ class HandlerSpans:
         [item] = items
         if not isinstance(item, Record | Job):  # a member of an Ick
             return self._common
-        own: dict[str, str | int] = {RECORD: str(item.id), SHARD: str(item.shard)}
+        attributes: dict[str, str | int] = {RECORD: str(item.id), SHARD: str(item.shard)}
         if isinstance(item, Job):
-            own[ATTEMPT] = item.attempts
-        return {**self._common, **own}
+            attributes[ATTEMPT] = item.attempts
+        return {**self._common, **attributes}
 
 
 def _is_traced() -> bool:
@@ -154,32 +154,32 @@ def _read_contexts(items: Sequence[Any]) -> "list[SpanContext]":
         headers = items.headers_json  # without making the records
     else:
         headers = [item.headers_json for item in items if isinstance(item, Record | Job)]
-    found: dict[tuple[int, int], SpanContext] = {}
-    seen: set[str] = set()
+    contexts: dict[tuple[int, int], SpanContext] = {}
+    texts: set[str] = set()
     for text in headers:
-        if TRACEPARENT not in text or text in seen:
+        if TRACEPARENT not in text or text in texts:
             continue
-        seen.add(text)
+        texts.add(text)
         with suppress(ValueError):  # the handler will see the same, if it reads them
             context = _read_context(parse_json(text))
             if context is not None:
-                found[context.trace_id, context.span_id] = context
-        if len(seen) == MAX_LINKS:
+                contexts[context.trace_id, context.span_id] = context
+        if len(texts) == MAX_LINKS:
             break
-    return list(found.values())
+    return list(contexts.values())
 
 
 def _read_context(headers: object) -> "SpanContext | None":
     """The span that headers name; None if they are not as W3C wants them.  OpenTelemetry's own parser takes ten times as long."""
     trace = sys.modules[OPENTELEMETRY]
-    given = headers if isinstance(headers, dict) else {}
-    traceparent, tracestate = given.get(TRACEPARENT), given.get(TRACESTATE)
+    fields = headers if isinstance(headers, dict) else {}
+    traceparent, tracestate = fields.get(TRACEPARENT), fields.get(TRACESTATE)
     match = _W3C.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if match is None:
         return None
     trace_id, span_id, flags = (int(part, 16) for part in match.groups())
     state = trace.TraceState.from_header([tracestate]) if isinstance(tracestate, str) else None
-    found: SpanContext = trace.SpanContext(
+    context: SpanContext = trace.SpanContext(
         trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags), trace_state=state
     )
-    return found if found.is_valid else None
+    return context if context.is_valid else None

@@ -121,9 +121,9 @@ class HandlerTransaction:
     def report(self, counts: Counts) -> None:
         """Has the observers see what became of records, members or jobs."""
         if self.observers:
-            found = {name: count for name in COUNTED if (count := getattr(counts, name))}
-            if found:
-                self.observers(Delivery(*self._names, found, counts.latencies_us))
+            numbers = {name: count for name in COUNTED if (count := getattr(counts, name))}
+            if numbers:
+                self.observers(Delivery(*self._names, numbers, counts.latencies_us))
 
     def close(self) -> None:
         """Closes the connection; what is under way is rolled back."""
@@ -136,7 +136,7 @@ class HandlerTransaction:
             transaction = connection.begin()
             store = self._store(connection)
             planned = self._plan(store, shards, plan)
-            self._reached = {each.locked.shard: each.to for each in planned.advances}
+            self._reached = {advance.locked.shard: advance.to for advance in planned.advances}
             self._called_at = monotonic()
             if planned.items is not None:
                 self._call(connection, planned.items)
@@ -168,7 +168,7 @@ class HandlerTransaction:
         size = len(items) if isinstance(items, Sized) else 0  # a DataFrame has none
         if self.observers:
             self.observers(HandlerBegan(*self._names, size))
-        began = monotonic()
+        begun_at = monotonic()
         try:
             with self._handler_silence(connection):
                 self._caller.call(connection, items)
@@ -176,18 +176,18 @@ class HandlerTransaction:
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
-            self._note_called(size, began, error)
+            self._note_called(size, begun_at, error)
             self._raise_failure(index, error)
-        self._note_called(size, began)
+        self._note_called(size, begun_at)
 
     @staticmethod
     def _handler_silence(connection: EngineConnection) -> AbstractContextManager[None]:
         driver: Any = connection.connection.driver_connection
         return silent_for(driver, driver.handler_silence_s)
 
-    def _note_called(self, size: int, began: float, error: BaseException | None = None) -> None:
+    def _note_called(self, size: int, begun_at: float, error: BaseException | None = None) -> None:
         if self.observers:
-            self.observers(HandlerEnded(*self._names, size, monotonic() - began, error_class(error)))
+            self.observers(HandlerEnded(*self._names, size, monotonic() - begun_at, error_class(error)))
 
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""
@@ -207,25 +207,25 @@ class HandlerTransaction:
         try:
             planned.settle(store)
         except Exception as error:
-            ended = self._explained(error)
-            raise NotApplied(find_outcome(ended), ended, reached=self._reached) from error
+            cause = self._explained(error)
+            raise NotApplied(find_outcome(cause), cause, reached=self._reached) from error
 
     def _advance(self, store: Store[CommittingExecutor], advances: Sequence[Advance]) -> None:
         """Moves the checkpoints, if the transaction still is the one that locked them, and commits."""
         try:
             self._checkpoints.advance_and_commit(store, advances)
         except Exception as error:
-            ended = self._explained(error)
-            at_commit = not isinstance(ended, BrokenTransaction | HandlerCommitted)
-            raise NotApplied(find_outcome(ended), ended, at_commit=at_commit, reached=self._reached) from error
+            cause = self._explained(error)
+            at_commit = not isinstance(cause, BrokenTransaction | HandlerCommitted)
+            raise NotApplied(find_outcome(cause), cause, at_commit=at_commit, reached=self._reached) from error
 
     def _explained(self, error: Exception) -> Exception:
         """The error, or the handler's own fault that is behind it."""
-        who = f"consumer {self._consumer.name}"
+        consumer = f"consumer {self._consumer.name}"
         match sqlstate(error):
             case driver_errors.IN_FAILED_TRANSACTION:
                 text = (
-                    f"{who}: the handler caught a database error and went on, but Postgres had given the transaction up. "
+                    f"{consumer}: the handler caught a database error and went on, but Postgres had given the transaction up. "
                     "Let the error out, or put what may fail into `with session.begin_nested():`, or Django's `transaction.atomic()` "
                     "for its ORM"
                 )

@@ -141,10 +141,10 @@ class Worker(Runner[Consumed]):
 
     def round(self, block_ms: int | None = None) -> Consumed:
         """Waits for work, ``block_ms`` at the longest, and does what came."""
-        began = monotonic()
+        begun_at = monotonic()
         consumed = self._round(block_ms)
         if self._observers and monotonic() >= self._away_until:
-            self._observers(RoundEnded(self.consumer.name, monotonic() - began))
+            self._observers(RoundEnded(self.consumer.name, monotonic() - begun_at))
         return consumed
 
     @abstractmethod
@@ -256,12 +256,12 @@ class Worker(Runner[Consumed]):
             self._transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, reason))
 
     def _say_unusable(self, shard: ShardName, error: PenstockError | None, retry_s: float) -> None:
-        who = {"consumer": self.consumer.name, "shard": str(shard)}
+        names = {"consumer": self.consumer.name, "shard": str(shard)}
         if error is None:
-            log.info("shard usable again", **who)
+            log.info("shard usable again", **names)
             self._note_waiting(shard, None)
         else:
-            log.error("shard unusable", **who, reason=describe(error), retry_s=retry_s)
+            log.error("shard unusable", **names, reason=describe(error), retry_s=retry_s)
 
     def _note_unusable(self, shard: ShardName, error: PenstockError) -> None:
         self._note_waiting(shard, describe(error))

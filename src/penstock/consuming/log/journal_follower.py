@@ -38,22 +38,22 @@ class EvictedRecords(Generic[Placed]):
         self._begins: dict[ShardName, Offset] = {}
         self._held: dict[ShardName, Sequence[Placed]] = {}
 
-    def note(self, shard: ShardName, after: Offset, begins: Offset) -> bool:
+    def note(self, shard: ShardName, position: Offset, first: Offset) -> bool:
         """Notes where the log of a shard begins; returns whether the journal has the record after a position."""
-        self._begins[shard] = begins
-        return bool(self._read(shard, after))
+        self._begins[shard] = first
+        return bool(self._read(shard, position))
 
-    def is_behind(self, shard: ShardName, after: Offset) -> bool:
+    def is_behind(self, shard: ShardName, position: Offset) -> bool:
         """True if the record after a position is known not to be in the log."""
-        return shard in self._begins and after + 1 < self._begins[shard]
+        return shard in self._begins and position + 1 < self._begins[shard]
 
     def take(self, positions: Positions) -> dict[ShardName, Sequence[Placed]]:
         """The next records of those shards that are behind, from the journal, as far as that has them."""
-        for shard in [s for s, at in positions.items() if not self.is_behind(s, at)]:
+        for shard in [s for s, position in positions.items() if not self.is_behind(s, position)]:
             self.forget(shard)
-        behind = {shard: at for shard, at in positions.items() if shard in self._begins}
-        found = {shard: self._read(shard, after) for shard, after in behind.items()}
-        return {shard: records for shard, records in found.items() if records}
+        behind = {shard: position for shard, position in positions.items() if shard in self._begins}
+        batches = {shard: self._read(shard, position) for shard, position in behind.items()}
+        return {shard: records for shard, records in batches.items() if records}
 
     def join(self, records: Sequence[Placed], following: Sequence[Placed]) -> Sequence[Placed]:
         """Records of the journal, and those of the log if they come right after them: no more than are delivered at once."""
@@ -61,20 +61,20 @@ class EvictedRecords(Generic[Placed]):
             return records
         return [*records, *following[: self._batch - len(records)]]
 
-    def _read(self, shard: ShardName, after: Offset) -> Sequence[Placed]:
-        held = self._held.get(shard, ())
-        first = held[0].offset if held else after + 2
-        if not first <= after + 1 < first + len(held):
+    def _read(self, shard: ShardName, position: Offset) -> Sequence[Placed]:
+        records = self._held.get(shard, ())
+        first = records[0].offset if records else position + 2
+        if not first <= position + 1 < first + len(records):
             share = len(self._begins)
             limit = Limit(max(self._batch, MAX_HELD_RECORDS // share), MAX_HELD_BYTES // share)
             try:
-                held, first = self._read_journal(shard, after, self._begins[shard], limit), after + 1
+                records, first = self._read_journal(shard, position, self._begins[shard], limit), position + 1
             except Gap:
                 self.forget(shard)
                 return ()
-            self._held[shard] = held
-        begin = after + 1 - first
-        return held[begin : begin + self._batch]
+            self._held[shard] = records
+        begin = position + 1 - first
+        return records[begin : begin + self._batch]
 
     def forget(self, shard: ShardName) -> None:
         """Drops the records of a shard, and where its log begins."""
@@ -115,9 +115,9 @@ class JournalFollower(Generic[Placed]):
 
         What was read ahead is dropped when some records are held back: it may be of a stream that is gone.
         """
-        found = self._read(positions, block_ms)
-        confirmed = self._confirm(found) if found else found
-        if len(confirmed) < len(found):
+        records = self._read(positions, block_ms)
+        confirmed = self._confirm(records) if records else records
+        if len(confirmed) < len(records):
             self._log.close()
             self._log = self._follow()
         return confirmed
@@ -126,12 +126,12 @@ class JournalFollower(Generic[Placed]):
         journaled = self._evicted.take(positions)
         logged: dict[ShardName, Sequence[Placed]] = {}
         beyond: dict[ShardName, Sequence[Placed]] = {}
-        if others := {shard: at for shard, at in positions.items() if shard not in journaled}:
-            found = self._log.wait(others, None if journaled else block_ms)
-            logged = {s: each for s, each in found.items() if self._follows(s, others[s], each)}
-            beyond = {s: each for s, each in found.items() if s not in logged}
-            journaled |= self._evicted.take({s: at for s, at in others.items() if s not in logged})
-        self.journaled = {shard: len(each) for shard, each in journaled.items()}
+        if others := {shard: position for shard, position in positions.items() if shard not in journaled}:
+            answers = self._log.wait(others, None if journaled else block_ms)
+            logged = {s: records for s, records in answers.items() if self._follows(s, others[s], records)}
+            beyond = {s: records for s, records in answers.items() if s not in logged}
+            journaled |= self._evicted.take({s: position for s, position in others.items() if s not in logged})
+        self.journaled = {shard: len(records) for shard, records in journaled.items()}
         for shard, records in beyond.items():
             journaled[shard] = self._evicted.join(journaled[shard], records)
         return {**journaled, **logged}
@@ -139,13 +139,13 @@ class JournalFollower(Generic[Placed]):
     def request_ahead(self, positions: Positions) -> None:
         """As ``Follower.request_ahead``, for the shards that the log has."""
         behind = self._evicted.is_behind
-        self._log.request_ahead({s: at for s, at in positions.items() if not behind(s, at)})
+        self._log.request_ahead({s: position for s, position in positions.items() if not behind(s, position)})
 
     def close(self) -> None:
         """Closes the log's follower."""
         self._log.close()
 
-    def _follows(self, shard: ShardName, after: Offset, records: Sequence[Placed]) -> bool:
+    def _follows(self, shard: ShardName, position: Offset, records: Sequence[Placed]) -> bool:
         """True if records come right after a position, or the journal does not have what comes between."""
         first = get_offsets(records)[0]
-        return first <= after + 1 or not self._evicted.note(shard, after, first)
+        return first <= position + 1 or not self._evicted.note(shard, position, first)

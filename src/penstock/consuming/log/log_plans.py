@@ -44,7 +44,7 @@ class LogItems(Items[Placed], Protocol[Placed]):
         """Reads what has not been read, before the transaction begins."""
 
     def find_missing(
-        self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None, /
+        self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit | None = None, /
     ) -> Sequence[Placed]:
         """Returns the first records between two offsets, both excluded, of the journal; ``Gap`` if it lacks the first of them.
 
@@ -102,20 +102,20 @@ class LogPlans(Generic[Placed]):
 
         return self._planner(shard, (), _stopped, plan)
 
-    def plan_together(self, found: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
+    def plan_together(self, batches: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
         """Applies the due records of several shards, in one transaction and one call of the handler.
 
         For few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier or before a
         gap has to be delivered alone.
         """
-        for records in found.values():
+        for records in batches.values():
             self._items.load(records)
 
         def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[dict[ShardName, Delivered]]:
             due = {
                 checkpoint: comparison
                 for shard, checkpoint in sorted(locked.items())
-                if (comparison := _unhindered(checkpoint, found[shard])) is not None
+                if (comparison := _unhindered(checkpoint, batches[shard])) is not None
             }
             for checkpoint, comparison in due.items():
                 self._note_if_later(store, checkpoint, comparison.fresh)
@@ -124,7 +124,7 @@ class LogPlans(Generic[Placed]):
                 self._items.join([comparison.fresh for comparison in due.values() if comparison.fresh]),
                 [_advance(checkpoint, comparison) for checkpoint, comparison in due.items()],
             )
-            return self._journal.note_reached(plan, found)
+            return self._journal.note_reached(plan, batches)
 
         return planner
 
@@ -187,9 +187,9 @@ class LogPlans(Generic[Placed]):
         self, store: Store[Executor], checkpoint: Checkpoint, records: Sequence[Placed]
     ) -> TransactionPlan[Delivered]:
         """Reads the records between the checkpoint and the delivery from the journal; halts if it has them no more."""
-        before = next(record.offset for record in records if record.offset > checkpoint.offset)
+        end = next(record.offset for record in records if record.offset > checkpoint.offset)
         try:
-            return self._read_missing(store, checkpoint, before)
+            return self._read_missing(store, checkpoint, end)
         except Gap as error:
             why = str(error)
             if error.last is not None:
@@ -197,13 +197,11 @@ class LogPlans(Generic[Placed]):
             self._checkpoints.halt(store, checkpoint.shard, why)
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=why))
 
-    def _read_missing(
-        self, store: Store[Executor], checkpoint: Checkpoint, before: Offset
-    ) -> TransactionPlan[Delivered]:
-        """Reads the first records after the checkpoint from the journal, up to ``before`` or the barrier."""
+    def _read_missing(self, store: Store[Executor], checkpoint: Checkpoint, end: Offset) -> TransactionPlan[Delivered]:
+        """Reads the first records after the checkpoint from the journal, up to ``end`` or the barrier."""
         if checkpoint.barrier is not None:
-            before = Offset(min(before, checkpoint.barrier + 1))
-        missing = self._items.find_missing(within(store), checkpoint.shard, checkpoint.offset, before)
+            end = Offset(min(end, checkpoint.barrier + 1))
+        missing = self._items.find_missing(within(store), checkpoint.shard, checkpoint.offset, end)
         return TransactionPlan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
 
     def _apply(
@@ -225,11 +223,11 @@ class LogPlans(Generic[Placed]):
         """Dead-letters records that wait behind a dead letter of their key; returns them, and the others."""
         if not self._consumer.park_key or not fresh:
             return [], fresh
-        parked, rest = self._items.divide_parked(store, shard, fresh)
+        parked, others = self._items.divide_parked(store, shard, fresh)
         if parked:
             why = "an earlier record of its key is dead-lettered"
             self._dead_letters.write(store, shard, parked, reason=why, attempts=0)
-        return parked, rest
+        return parked, others
 
     def _note_if_later(self, store: Store[Executor], checkpoint: Checkpoint, fresh: Sequence[Placed]) -> None:
         """Before the handler, since its transaction may fail; with ``park_key``, no key of theirs has a dead letter."""
@@ -315,10 +313,10 @@ class LogRecords:
         return item.place
 
     def find_missing(
-        self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit | None = None
+        self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit | None = None
     ) -> Sequence[Record]:
         """Reads as many as the limit allows."""
-        return self._journal.backfill(read, shard, after, before, limit or Limit(self.batch))
+        return self._journal.backfill(read, shard, position, end, limit or Limit(self.batch))
 
     def join(self, fresh: Sequence[Sequence[Record]]) -> Records | None:
         """Joins them in the order of their shards."""
@@ -340,19 +338,19 @@ class LogRecords:
         self, store: Store[Executor], shard: ShardName, fresh: Sequence[Record]
     ) -> tuple[list[Record], list[Record]]:
         """Looks their keys up."""
-        keys = self._dead_letters.parked_keys(store, shard, {each.key for each in fresh})
+        keys = self._dead_letters.parked_keys(store, shard, {record.key for record in fresh})
         parked = [record for record in fresh if record.key in keys]
         return parked, [record for record in fresh if record.key not in keys]
 
     def note_later(self, store: Store[Executor], shard: ShardName, fresh: Sequence[Record]) -> None:
         """Notes each of their keys."""
-        keys = fresh.keys if isinstance(fresh, Records) else [each.key for each in fresh]
+        keys = fresh.keys if isinstance(fresh, Records) else [record.key for record in fresh]
         self._dead_letters.note_later(store, shard, keys, get_offsets(fresh))
 
     def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
         """By Postgres' clock at the checkpoint's lock."""
-        staged_us = fresh.staged_us if isinstance(fresh, Records) else [each.staged_us for each in fresh]
+        staged_us = fresh.staged_us if isinstance(fresh, Records) else [record.staged_us for record in fresh]
         now = checkpoint.clock_us
         if staged_us and max(staged_us) > now:  # Postgres' clock was set back
-            return [max(0, now - at) for at in staged_us]
-        return [now - at for at in staged_us]
+            return [max(0, now - time_us) for time_us in staged_us]
+        return [now - time_us for time_us in staged_us]

@@ -86,8 +86,8 @@ class LogWorker(Worker, Generic[Placed]):
     def _registered(self, store: Store) -> None:
         """Reads where the consumer stands."""
         crashpoint("consumer.after_register")
-        standing = self._checkpoints.all(store, with_stopped=True)
-        self._positions = {shard: standing.get(shard, Offset(0)) for shard in self._shards}
+        checkpoints = self._checkpoints.all(store, with_stopped=True)
+        self._positions = {shard: checkpoints.get(shard, Offset(0)) for shard in self._shards}
 
     @override
     def open(self) -> None:
@@ -104,17 +104,17 @@ class LogWorker(Worker, Generic[Placed]):
         super().close()
         self._follower = None
 
-    def _read_journal(self, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Placed]:
+    def _read_journal(self, shard: ShardName, position: Offset, end: Offset, limit: Limit) -> Sequence[Placed]:
         """Reads records that the log has evicted; none while the journal is away: a delivery finds out why, and notes it."""
         limit = replace(limit, records=int(min(limit.records, self._max)))
         with suppress(*self._journal.away):
-            return self._items.find_missing(self._opened().read, shard, after, before, limit)
+            return self._items.find_missing(self._opened().read, shard, position, end, limit)
         return ()
 
-    def _confirm(self, found: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
+    def _confirm(self, batches: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
         """Returns the records that may be applied."""
-        held_back = self._heed(self._journal.confirm(self._opened(), found, self._leave_out))
-        return {s: records for s, records in found.items() if s not in held_back} if held_back else found
+        held_back = self._heed(self._journal.confirm(self._opened(), batches, self._leave_out))
+        return {s: records for s, records in batches.items() if s not in held_back} if held_back else batches
 
     def _heed(self, verdicts: Verdicts) -> set[ShardName]:
         """Returns the shards that are left alone for a while; what was read ahead of one may be of another epoch."""
@@ -129,16 +129,16 @@ class LogWorker(Worker, Generic[Placed]):
     @override
     def _slice(self) -> Consumed:
         # Records that others have applied since the last slice need not be read.
-        standing = self._read_checkpoints()
-        self._positions = {s: at for s, at in standing.items() if s in self._shards}
+        checkpoints = self._read_checkpoints()
+        self._positions = {s: offset for s, offset in checkpoints.items() if s in self._shards}
         return self._round(block_ms=0)
 
     def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
         """The consumer's checkpoints; opens again if the channel has more shards than before: see `penstock channels reshard`."""
         read = self._checkpoints.all
-        standing = self._opened().read(read)
-        if standing.keys() <= self._channel_shards:
-            return standing
+        checkpoints = self._opened().read(read)
+        if checkpoints.keys() <= self._channel_shards:
+            return checkpoints
         log.info("shards changed", consumer=self.consumer.name)
         self.close()
         return self._opened().read(read)
@@ -156,71 +156,71 @@ class LogWorker(Worker, Generic[Placed]):
         now = monotonic()
         awake = {s: self._positions[s] for s in self._awake(self._positions)}
         resting = [until - now for until in self._rest_until.values() if until > now]
-        longest = min([block_ms, *(max(1, int(left * 1000)) for left in resting)])
+        longest = min([block_ms, *(max(1, int(remaining_s * 1000)) for remaining_s in resting)])
         if not awake:
             self._pause(longest / 1000)
             return consumed
         self._unusable.forget_due()
-        found = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._max)
+        batches = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._max)
         journaled = self._follower.journaled.items()
-        if backfilled := sum(min(n, len(found.get(shard, ()))) for shard, n in journaled):
+        if backfilled := sum(min(n, len(batches.get(shard, ()))) for shard, n in journaled):
             consumed.backfilled += backfilled
             transaction.report(Counts(backfilled=backfilled))
         crashpoint("consumer.after_read")
-        if self._max == math.inf and any(len(records) >= self.consumer.batch for records in found.values()):
+        if self._max == math.inf and any(len(records) >= self.consumer.batch for records in batches.values()):
             # There is more, most likely: Redis looks it up while this is applied.
-            last = {shard: get_offsets(records)[-1] for shard, records in found.items()}
+            last = {shard: get_offsets(records)[-1] for shard, records in batches.items()}
             self._follower.request_ahead({**awake, **last})
-        self._retrying -= awake.keys() - found.keys()  # another process has done it
-        self._deliver(found, consumed)
+        self._retrying -= awake.keys() - batches.keys()  # another process has done it
+        self._deliver(batches, consumed)
         self._refill(consumed)
-        if found and is_repeated("consumer.after_round"):
+        if batches and is_repeated("consumer.after_round"):
             self.rewind(consumed.applied)
         # Also if others hold all that was found: it may have been renamed, or retired.
         if not consumed.positions and monotonic() >= self._reread_at:
             self._deliver(self._reread_checkpoints(), consumed)
         return consumed
 
-    def _deliver(self, found: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
+    def _deliver(self, batches: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
         """Delivers to shards together where that is possible, and to the others one after another."""
         transaction = self._opened()
-        began, done_before = monotonic(), consumed.applied + consumed.dead
-        together = self._deliver_together(transaction, found) if self._are_few(found) else {}
+        begun_at, done_before = monotonic(), consumed.applied + consumed.dead
+        together = self._deliver_together(transaction, batches) if self._are_few(batches) else {}
         for shard, delivered in together.items():
             self._note_delivered(shard, delivered, consumed)
-        for shard in [shard for shard in found if shard not in together]:
-            delivered = self._deliverer.deliver(transaction, shard, found[shard], self._pause)
+        for shard in [shard for shard in batches if shard not in together]:
+            delivered = self._deliverer.deliver(transaction, shard, batches[shard], self._pause)
             self._note_delivered(shard, delivered, consumed)
             if self._is_over(consumed):
                 break
-        if done := consumed.applied + consumed.dead - done_before:
-            self._record_s = (monotonic() - began) / done
+        if count := consumed.applied + consumed.dead - done_before:
+            self._record_s = (monotonic() - begun_at) / count
 
-    def _are_few(self, found: Mapping[ShardName, Sequence[Placed]]) -> bool:
+    def _are_few(self, batches: Mapping[ShardName, Sequence[Placed]]) -> bool:
         """True if one transaction takes all records and is over soon: other processes wait for the shards meanwhile."""
         return (
-            len(found) > 1
+            len(batches) > 1
             and not self.consumer.park_key
             and not self._retrying
-            and (self._items.is_bulk or self._is_short(sum(len(records) for records in found.values())))
+            and (self._items.is_bulk or self._is_short(sum(len(records) for records in batches.values())))
         )
 
     def _is_short(self, records: int) -> bool:
         return records <= self.consumer.batch and records * self._record_s < TOGETHER_S
 
     def _deliver_together(
-        self, transaction: HandlerTransaction, found: Mapping[ShardName, Sequence[Placed]]
+        self, transaction: HandlerTransaction, batches: Mapping[ShardName, Sequence[Placed]]
     ) -> dict[ShardName, Delivered]:
         """One transaction for all; shards that are not in the result are to be delivered alone."""
         try:
-            plan = self._plans.plan_together(found)
-            together = transaction.apply(found, plan, name=self._items.name_together)
+            plan = self._plans.plan_together(batches)
+            together = transaction.apply(batches, plan, name=self._items.name_together)
         except NotApplied as failed:
-            for records in found.values():
+            for records in batches.values():
                 self._items.renew(records)
             if isinstance(failed.outcome, Broken):
                 # Alone, each shard would be called once more.
-                return {s: self._deliverer.halt(transaction, s, r, failed) for s, r in found.items()}
+                return {s: self._deliverer.halt(transaction, s, r, failed) for s, r in batches.items()}
             # It need not be about all of them: alone, each has its own attempts.
             log.info("failed together", consumer=self.consumer.name, error=failed.kind)
             return {}
@@ -247,14 +247,14 @@ class LogWorker(Worker, Generic[Placed]):
                 return
             self._report_damaged(shard, error)
             try:
-                done = transaction.apply([shard], self._plans.plan_refill(shard, error))
+                delivered = transaction.apply([shard], self._plans.plan_refill(shard, error))
             except DamagedEntry as lost:
                 super()._leave_out(shard, lost)
                 continue
             except NotApplied:  # another process works on it
-                done = Delivered()
-            self._note_delivered(shard, done, consumed)
-            if due := _take_first({shard: done.missing} if done.missing else {}, self._max):
+                delivered = Delivered()
+            self._note_delivered(shard, delivered, consumed)
+            if due := _take_first({shard: delivered.missing} if delivered.missing else {}, self._max):
                 refilled = self._deliverer.deliver(transaction, shard, due[shard], self._pause)
                 self._note_delivered(shard, refilled, consumed)
 
@@ -266,42 +266,42 @@ class LogWorker(Worker, Generic[Placed]):
 
     def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
         """Takes over checkpoints that an operator or another process has moved; returns records that the log has lost."""
-        standing = self._read_checkpoints()
+        checkpoints = self._read_checkpoints()
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
         transaction = self._opened()
-        self._positions.update((s, at) for s, at in standing.items() if s in self._positions)
-        ends = self._ask_usable(extents, self._positions)
+        self._positions.update((s, offset) for s, offset in checkpoints.items() if s in self._positions)
+        bounds = self._ask_usable(extents, self._positions)
         self._exhausted = {
             shard
-            for shard, at in self._positions.items()
-            if shard not in standing or (shard in ends and ends[shard].tail <= at)
+            for shard, offset in self._positions.items()
+            if shard not in checkpoints or (shard in bounds and bounds[shard].tail <= offset)
         }
         lost = {
-            shard: Offset(ends[shard].tail + 1)
-            for shard in self._awake(s for s in ends if s in standing)
-            if ends[shard].last <= self._positions[shard] < ends[shard].tail
+            shard: Offset(bounds[shard].tail + 1)
+            for shard in self._awake(s for s in bounds if s in checkpoints)
+            if bounds[shard].last <= self._positions[shard] < bounds[shard].tail
         }
         if not lost:
             return {}
-        found, gaps = transaction.read(partial(self._backfill, lost))
+        batches, gaps = transaction.read(partial(self._backfill, lost))
         for shard, gap in gaps.items():
             self._leave_out(shard, gap)
-        return found
+        return batches
 
     def _backfill(
         self, lost: Mapping[ShardName, Offset], store: Store[Executor]
     ) -> tuple[dict[ShardName, Sequence[Placed]], dict[ShardName, Gap]]:
         """Reads lost records, and finds the shards of which the journal lacks them, too; one whose journal is away is tried again later."""
-        found: dict[ShardName, Sequence[Placed]] = {}
+        batches: dict[ShardName, Sequence[Placed]] = {}
         gaps: dict[ShardName, Gap] = {}
-        for shard, before in lost.items():
+        for shard, end in lost.items():
             try:
-                found[shard] = self._items.find_missing(within(store), shard, self._positions[shard], before)
+                batches[shard] = self._items.find_missing(within(store), shard, self._positions[shard], end)
             except self._journal.away as error:
                 self._journal.warn_away(error)
             except Gap as gap:
                 gaps[shard] = gap
-        return found, gaps
+        return batches, gaps
 
     def _note_delivered(self, shard: ShardName, delivered: Delivered, consumed: Consumed) -> None:
         """Sets where to read on, and when."""
@@ -325,18 +325,18 @@ class LogWorker(Worker, Generic[Placed]):
 
     def rewind(self, records: int) -> None:
         """Reads so many records before the checkpoints again, as a process that knew less would; all are skipped."""
-        self._positions = {s: Offset(max(0, at - records)) for s, at in self._positions.items()}
+        self._positions = {s: Offset(max(0, offset - records)) for s, offset in self._positions.items()}
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         applied = 0
         while True:
             self._reread_at = 0.0  # the end is where the journal ends, not where the log goes silent
-            known = self._channel_shards
+            shards = self._channel_shards
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if consumed.positions or self._channel_shards != known:
+            if consumed.positions or self._channel_shards != shards:
                 continue
             if self._is_paused or not (self._held or self._retrying):
                 self._unusable.raise_first()
@@ -346,14 +346,14 @@ class LogWorker(Worker, Generic[Placed]):
             self._pause(HELD_PAUSE_S)
 
 
-def _take_first(found: Mapping[ShardName, Sequence[Placed]], limit: float) -> Mapping[ShardName, Sequence[Placed]]:
+def _take_first(batches: Mapping[ShardName, Sequence[Placed]], limit: float) -> Mapping[ShardName, Sequence[Placed]]:
     """Takes at most ``limit`` of the records, beginning with any shard: none is always the last."""
     if limit == math.inf:
-        return found
-    shards, taken, left = list(found), dict[ShardName, Sequence[Placed]](), int(limit)
-    at = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
-    for shard in shards[at:] + shards[:at]:
-        if records := found[shard][:left]:
-            taken[shard] = records
-            left -= len(records)
-    return taken
+        return batches
+    shards, chosen, room = list(batches), dict[ShardName, Sequence[Placed]](), int(limit)
+    start = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
+    for shard in shards[start:] + shards[:start]:
+        if records := batches[shard][:room]:
+            chosen[shard] = records
+            room -= len(records)
+    return chosen

@@ -43,56 +43,56 @@ class Acknowledger:
             self._outbox.fail(error)
 
     def _acknowledge_all(self) -> None:
-        left: list[Ended] = []
+        postponed: list[Ended] = []
         backoff, retry_at, is_open = Backoff(max_s=MAX_BACKOFF_S), 0.0, True
         while is_open:
-            batch = self._collect(retry_at - monotonic() if left else None)
+            batch = self._collect(retry_at - monotonic() if postponed else None)
             is_open = None not in batch
-            ended = [each for each in batch if each is not None]
-            if left and (monotonic() >= retry_at or not is_open):
-                ended, left = left + ended, []
-            unsettled = self._acknowledge(ended)
-            self._outbox.settled([each for each in ended if each not in unsettled])
+            jobs = [job for job in batch if job is not None]
+            if postponed and (monotonic() >= retry_at or not is_open):
+                jobs, postponed = postponed + jobs, []
+            unsettled = self._acknowledge(jobs)
+            self._outbox.settled([job for job in jobs if job not in unsettled])
             if unsettled:
-                left += unsettled
+                postponed += unsettled
                 retry_at = monotonic() + backoff.next_s()
-            elif not left:
+            elif not postponed:
                 backoff.reset()
-        self._outbox.settled(left)  # those leases end by themselves
+        self._outbox.settled(postponed)  # those leases end by themselves
 
     def _collect(self, wait_s: float | None) -> list[Ended | None]:
         """The next ended jobs, about ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
         with suppress(queue.Empty):
-            ended = self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))
-            batch: list[Ended | None] = [None] if ended is None else [*ended]
+            jobs = self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))
+            batch: list[Ended | None] = [None] if jobs is None else [*jobs]
             if len(batch) == 1 and (together_s := self._prefetch.together_s()) > 0.0:
                 sleep(together_s)
             while len(batch) < ITEMS and batch[-1] is not None and not self._outbox.ended.empty():
-                ended = self._outbox.ended.get()
-                batch += [None] if ended is None else ended
+                jobs = self._outbox.ended.get()
+                batch += [None] if jobs is None else jobs
             return batch
         return []
 
-    def _acknowledge(self, ended: Sequence[Ended]) -> list[Ended]:
+    def _acknowledge(self, jobs: Sequence[Ended]) -> list[Ended]:
         """Acknowledges shard by shard; returns the jobs of shards that did not answer."""
         shards: dict[int, list[Ended]] = {}
-        for each in ended:
-            if each.settlement is None:
-                self._reader.forget([each.lease])
+        for job in jobs:
+            if job.settlement is None:
+                self._reader.forget([job.lease])
             else:
-                shards.setdefault(each.lease.message.shard, []).append(each)
-        return [each for some in shards.values() for each in self._acknowledge_shard(some)]
+                shards.setdefault(job.lease.message.shard, []).append(job)
+        return [job for shard_jobs in shards.values() for job in self._acknowledge_shard(shard_jobs)]
 
-    def _acknowledge_shard(self, ended: Sequence[Ended]) -> Sequence[Ended]:
-        pairs = [(each.lease, each.settlement) for each in ended if each.settlement is not None]
+    def _acknowledge_shard(self, jobs: Sequence[Ended]) -> Sequence[Ended]:
+        pairs = [(job.lease, job.settlement) for job in jobs if job.settlement is not None]
         try:
             self._reader.settle(pairs)
         except UNUSABLE as error:
             # An effect is in Postgres: should the message ever come again, it is settled without another.
-            shard = ended[0].lease.message.shard
+            shard = jobs[0].lease.message.shard
             log.warning("leases not settled", shard_number=shard, reason=str(error), count=len(pairs))
             self._reader.forget([lease for lease, _ in pairs])
         except PenstockError as error:
             log.warning("settling again", error=type(error).__name__, count=len(pairs))
-            return ended
+            return jobs
         return ()

@@ -103,17 +103,17 @@ class Finisher:
         return bool(self._locked) and self._again_at <= monotonic()
 
     def _end(self, batch: Sequence[HandledJob]) -> None:
-        ended: list[Ended] = []
+        endings: list[Ended] = []
         returned: list[HandledJob] = []
         for handled in batch:
             job = handled.job
             if handled.error is not None or not self._parts.may_begin(job) or job.is_cancelled:
-                ended.append(self._end_alone(handled))
+                endings.append(self._end_alone(handled))
             elif handled.lease.is_stale or handled.took_s > self._parts.worker.limit:
-                ended.append(stale(handled))
+                endings.append(stale(handled))
             else:
                 returned.append(handled)
-        self._outbox.put_all(ended)
+        self._outbox.put_all(endings)
         parts: list[Sequence[HandledJob]] = [returned] if returned else []
         backoff = Backoff(max_s=MAX_BACKOFF_S)
         while parts:
@@ -146,12 +146,16 @@ class Finisher:
 
     def _finish(self, part: Sequence[HandledJob]) -> None:
         jobs = [handled.job for handled in part if handled.job is not None]
-        results = {each.job.id: each.result for each in part if each.job is not None and each.result is not None}
+        results = {
+            handled.job.id: handled.result for handled in part if handled.job is not None and handled.result is not None
+        }
         new = self._deliverer.transaction.finish_all(jobs, results)
         self._parts.states.refusals.count_applied(len(new))
         for shard in {_shard(handled) for handled in part}:
             self._parts.states.waiting.pop(shard, None)
-        self._outbox.put_all([finished(each, is_new=each.job is not None and each.job.id in new) for each in part])
+        self._outbox.put_all(
+            [finished(handled, is_new=handled.job is not None and handled.job.id in new) for handled in part]
+        )
 
     def _end_alone(self, handled: HandledJob) -> Ended:
         """Ends a job that is not finished with others."""
@@ -174,7 +178,7 @@ class Finisher:
     ) -> list[Sequence[HandledJob]]:
         """Waits until Postgres may be able to commit; returns what is left to do: nothing if the worker is to stop."""
         self.is_waiting = True
-        for handled in (each for part in parts for each in part):
+        for handled in (job for part in parts for job in part):
             handled.lease.begin()  # its handler is done: the lease is extended for as long as this takes
         if self._repeats.is_due("servers", reason := describe(error)):
             log.warning("waiting", consumer=self._parts.worker.name, reason=reason, retry_s=seconds)
@@ -185,13 +189,13 @@ class Finisher:
         return [alive for part in parts if (alive := self._leave_out_stale(part))]
 
     def _leave_out_stale(self, part: Sequence[HandledJob]) -> list[HandledJob]:
-        self._outbox.put_all([stale(each) for each in part if each.lease.is_stale])
-        return [each for each in part if not each.lease.is_stale]
+        self._outbox.put_all([stale(handled) for handled in part if handled.lease.is_stale])
+        return [handled for handled in part if not handled.lease.is_stale]
 
     def _give_up(self, part: Sequence[HandledJob]) -> None:
         """Gives jobs back though their handlers have returned."""
         log.warning("handled jobs not finished", consumer=self._parts.worker.name, count=len(part))
-        self._outbox.put_all([released(each.lease) for each in part])
+        self._outbox.put_all([released(handled.lease) for handled in part])
 
 
 def _shard(handled: HandledJob) -> ShardName:

@@ -34,15 +34,15 @@ class Inbox(ABC):
 
     def take_more(self, most: int) -> list[Lease]:
         """Takes jobs that wait already; none if a slot is to end."""
-        taken: list[Lease] = []
+        leases: list[Lease] = []
         with suppress(queue.Empty, asyncio.QueueEmpty):
-            while len(taken) < most:
+            while len(leases) < most:
                 if (lease := self._poll()) is None:
                     self._hand_over(None)
                     break
                 if self._take_out(lease):
-                    taken.append(lease)
-        return taken
+                    leases.append(lease)
+        return leases
 
     def __len__(self) -> int:
         """Returns the number of jobs that wait."""

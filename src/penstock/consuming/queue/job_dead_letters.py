@@ -98,11 +98,11 @@ class JobDeadLetters:
     def _done_up_to(self, store: Store[Executor], checkpoint: Checkpoint) -> Offset:
         """The offset up to which all records of a shard are done, as far as one statement looks."""
         shard = checkpoint.shard
-        found = store.value(
+        offset = store.value(
             "done_up_to",
             {"channel": shard.channel, "shard": shard.shard, "after": checkpoint.offset, "records": MAX_FOLLOWED},
         )
-        return checkpoint.offset if found is None else Offset(max(found, checkpoint.offset))
+        return checkpoint.offset if offset is None else Offset(max(offset, checkpoint.offset))
 
 
 def _busy() -> NotApplied:

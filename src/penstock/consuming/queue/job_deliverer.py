@@ -101,8 +101,8 @@ class RetryStates:
 
     def take(self, lease: Lease) -> RetryState:
         """The state of a job; attempts are counted by the queue."""
-        known = self._of.pop(lease.message.id, NO_FAILURE)
-        return replace(known, failures=lease.message.attempts - 1, items=1)
+        state = self._of.pop(lease.message.id, NO_FAILURE)
+        return replace(state, failures=lease.message.attempts - 1, items=1)
 
     def has_failed(self, lease: Lease) -> bool:
         """True if an attempt at the job has failed, or has met a server that could not do it."""
@@ -191,9 +191,9 @@ class JobDeliverer:
 
     @staticmethod
     def _leave_out_stale(parts: _Parts, put: _Put) -> _Parts:
-        if ended := [Ended(lease, _STALE, None) for lease in chain(*parts) if lease.is_stale]:
-            put(ended)
-        return [rest for part in parts if (rest := [lease for lease in part if not lease.is_stale])]
+        if endings := [Ended(lease, _STALE, None) for lease in chain(*parts) if lease.is_stale]:
+            put(endings)
+        return [valid for part in parts if (valid := [lease for lease in part if not lease.is_stale])]
 
     def _attempt(self, part: Sequence[Lease], put: _Put) -> _Parts:
         """Attempts jobs once, or one until it has ended; returns the parts that are to be attempted now."""
@@ -201,7 +201,7 @@ class JobDeliverer:
             [self.exiting] = part
             put([self.deliver(part[0])])
             return []
-        began = monotonic()
+        begun_at = monotonic()
         jobs = {lease: job for lease in part if self._may_join(job := self._parts.read(lease), lease)}
         if len(jobs) < len(part):
             return [[*jobs], *([lease] for lease in part if lease not in jobs)]
@@ -217,7 +217,7 @@ class JobDeliverer:
         self._states.refusals.count_applied(len(part))
         for job in jobs.values():
             self._states.waiting.pop(_shard(job), None)
-        took_s = (monotonic() - began) / len(part)
+        took_s = (monotonic() - begun_at) / len(part)
         put([_applied(lease, took_s) for lease in part])
         return []
 
@@ -266,7 +266,7 @@ class JobDeliverer:
         If nobody knows which handler it was, because another transaction was begun behind our back, none is finished:
         a job must not be lost.
         """
-        culprit, said = self.transaction.culprit, f"failed 1 time: {failed.reason}"
+        culprit, text = self.transaction.culprit, f"failed 1 time: {failed.reason}"
         leases = [*jobs]
         committed = leases[: culprit + 1] if culprit is not None and self.transaction.is_ended_by_culprit else []
         try:
@@ -274,9 +274,9 @@ class JobDeliverer:
         except NotApplied:
             committed = []
         if not committed:
-            said += f"; or one of the {format_count(len(jobs), 'job')} that were done together, and none of them is finished"
+            text += f"; or one of the {format_count(len(jobs), 'job')} that were done together, and none of them is finished"
         halting = leases[culprit or 0]
-        halted = self._note_halted(halting, self._halt(halting, jobs[halting], said, failed.kind))
+        halted = self._note_halted(halting, self._halt(halting, jobs[halting], text, failed.kind))
         put([*(_ended(lease, _APPLIED, "done") for lease in committed[:-1]), halted])
         return [[lease for lease in leases if lease not in {*committed, halting}]]
 
@@ -302,10 +302,10 @@ class JobDeliverer:
         """Ends a job whose handler takes no session, and has failed, or said an outcome, or was not to be called."""
         return self._note_halted(handled.lease, self._end(handled))
 
-    def _note_halted(self, lease: Lease, ended: Ended) -> Ended:
-        if ended.halted is not None:
+    def _note_halted(self, lease: Lease, ending: Ended) -> Ended:
+        if ending.halted is not None:
             self._states.halted.add(lease.message.shard)
-        return ended
+        return ending
 
     def _refuse(self, lease: Lease, job: Job[Any] | None) -> Ended:
         if job is None:
@@ -333,7 +333,7 @@ class JobDeliverer:
             return self._cancel(lease, job, state)
         while True:
             try:
-                done = self.transaction.apply_job(job, lambda: self._may_commit(lease, job))
+                outcome = self.transaction.apply_job(job, lambda: self._may_commit(lease, job))
             except NotApplied as failed:
                 forget_parsed(job)
                 if job.is_cancelled:
@@ -343,7 +343,7 @@ class JobDeliverer:
                     return following
                 state = following
             else:
-                return self._settle(lease, job, done, state)
+                return self._settle(lease, job, outcome, state)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -357,8 +357,8 @@ class JobDeliverer:
             raise Cancel
         return self._is_ours(lease)
 
-    def _settle(self, lease: Lease, job: Job[Any], done: Ending | HandlerOutcome, state: RetryState) -> Ended:
-        match done:
+    def _settle(self, lease: Lease, job: Job[Any], outcome: Ending | HandlerOutcome, state: RetryState) -> Ended:
+        match outcome:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(1)
                 self._states.waiting.pop(_shard(job), None)
@@ -366,9 +366,9 @@ class JobDeliverer:
             case Ending.REPEATED:
                 return _ended(lease, Counts(skipped=1), "done")
             case Snooze():
-                return _ended(lease, Counts(snoozed=1), "snooze", delay_s=done.after_s)
+                return _ended(lease, Counts(snoozed=1), "snooze", delay_s=outcome.after_s)
             case DeadLetter() if not job.is_cancelled:
-                return self._dead_letter(lease, job, reason(done), job.attempts, "DeadLetter")
+                return self._dead_letter(lease, job, reason(outcome), job.attempts, "DeadLetter")
             case Cancel() | DeadLetter():
                 return self._cancel(lease, job, state)
             case _:
@@ -392,14 +392,14 @@ class JobDeliverer:
         self._states.log.show(_shard(job), failed)
         outcome = self._states.refusals.outcome(lease.message.id, state, failed)
         match decide(self._policy, 1, state, outcome):
-            case Retry(_, known) if known.failures > state.failures:
+            case Retry(_, next_state) if next_state.failures > state.failures:
                 return retried(lease, self._worker, failed.kind)
-            case Retry(after_s, known) as retry if (
+            case Retry(after_s, next_state) as retry if (
                 is_long(retry) or isinstance(outcome, AskedToWait) or not self._worker.takes_session
             ):
-                return self._put_back(lease, known, failed, after_s)
-            case Retry(after_s, known):
-                return _back(lease) if self._waiter.pause(spread(after_s)) else known
+                return self._put_back(lease, next_state, failed, after_s)
+            case Retry(after_s, next_state):
+                return _back(lease) if self._waiter.pause(spread(after_s)) else next_state
             case PassItem():
                 return self._cancel(lease, job, state)
             case Halt(attempts):
@@ -433,22 +433,22 @@ class JobDeliverer:
         if written.halted is not None and not written.is_written:
             return _back(lease, halted=written.halted)
         if written.is_written:
-            where = self._worker.name, job.channel, job.shard, kind
-            self.transaction.observers(DeadLettered(*where))
+            names = self._worker.name, job.channel, job.shard, kind
+            self.transaction.observers(DeadLettered(*names))
             if written.halted is not None:
-                self.transaction.observers(ShardHalted(*where))
-        ended = _ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
-        return replace(ended, halted=written.halted, error=kind)
+                self.transaction.observers(ShardHalted(*names))
+        ending = _ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
+        return replace(ending, halted=written.halted, error=kind)
 
     def _halt(self, lease: Lease, job: Job[Any], why: str, kind: str) -> Ended:
         """Halts the job's shard; the job goes back where it was."""
-        shard, said = _shard(job), f"{job.place} {why}"
+        shard, text = _shard(job), f"{job.place} {why}"
         try:
-            self._write(shard, self._letters.halt(shard, said))
+            self._write(shard, self._letters.halt(shard, text))
         except NotApplied as failed:  # it fails again, and halts then
             return self._put_back(lease, self._states.take(lease), failed, MAX_PAUSE_S)
         self.transaction.observers(ShardHalted(self._worker.name, job.channel, job.shard, kind))
-        return _back(lease, halted=said)
+        return _back(lease, halted=text)
 
     def _write(self, shard: ShardName, plan: Planner[Result]) -> Result:
         """Writes to a checkpoint's row, as soon as nobody else does."""
@@ -459,8 +459,8 @@ def _shard(job: Job[Any]) -> ShardName:
     return ShardName(job.channel, job.shard)
 
 
-def _ended(lease: Lease, counts: Counts, outcome: str, **more: Any) -> Ended:
-    return Ended(lease, counts, lease.held.settlement(outcome, **more))
+def _ended(lease: Lease, counts: Counts, outcome: str, **options: Any) -> Ended:
+    return Ended(lease, counts, lease.held.settlement(outcome, **options))
 
 
 _APPLIED, _SKIPPED, _STALE = Counts(applied=1), Counts(skipped=1), Counts(stale=1)

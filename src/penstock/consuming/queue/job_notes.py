@@ -50,24 +50,24 @@ class JobNotes:
         self._notes: dict[int, dict[str, Any]] = {}
         self._failed: set[str] = set()
 
-    def note_attempt(self, ended: Ended) -> None:
+    def note_attempt(self, job: Ended) -> None:
         """Notes an attempt that has failed, or that has done a job after others had not."""
-        message, is_done = ended.lease.message, ended.counts.applied or ended.counts.cancelled
-        if not ended.error and not (is_done and message.attempts > 1):
+        message, is_done = job.lease.message, job.counts.applied or job.counts.cancelled
+        if not job.error and not (is_done and message.attempts > 1):
             return
-        ended_at = datetime.now(UTC) - timedelta(seconds=monotonic() - ended.at)
+        ended_at = datetime.now(UTC) - timedelta(seconds=monotonic() - job.at)
         attempt = {
             "attempt": message.attempts,
             "worker": self._worker,
-            "began_at": (ended_at - timedelta(seconds=ended.at - ended.lease.held.begun_at)).isoformat(),
+            "began_at": (ended_at - timedelta(seconds=job.at - job.lease.held.begun_at)).isoformat(),
             "ended_at": ended_at.isoformat(),
-            "error": ended.error or None,
+            "error": job.error or None,
         }
         self._add(int(message.id), {"attempts": [attempt]})
 
-    def note_progress(self, record: RecordId, done: float, note: str) -> None:
+    def note_progress(self, record: RecordId, progress: float, note: str) -> None:
         """Notes how far a handler has come; the newest note holds."""
-        self._add(record, {"progress": done, "note": note})
+        self._add(record, {"progress": progress, "note": note})
 
     def write(self, transaction: HandlerTransaction) -> None:
         """Writes all notes; those that cannot be written now are written later, and each kind of error is logged once, conflicts never."""
@@ -77,7 +77,7 @@ class JobNotes:
             return
         values = {
             "channel": self._channel,
-            "notes": json.dumps([{"record_id": id_, "attempts": [], **each} for id_, each in notes.items()]),
+            "notes": json.dumps([{"record_id": id_, "attempts": [], **note} for id_, note in notes.items()]),
         }
 
         def plan(store: Store[Executor], _: Locked) -> TransactionPlan[bool]:
@@ -95,15 +95,15 @@ class JobNotes:
             if not is_written:
                 with self._lock:
                     newer, self._notes = self._notes, notes
-                for id_, each in newer.items():
-                    self._add(id_, each)
+                for id_, note in newer.items():
+                    self._add(id_, note)
 
     def _add(self, record: int, note: dict[str, Any]) -> None:
         with self._lock:
             if len(self._notes) < MAX_NOTES or record in self._notes:
-                known = self._notes.get(record, {})
-                attempts = known.get("attempts", []) + note.get("attempts", [])
-                self._notes[record] = {**known, **note, "attempts": attempts[-MAX_ATTEMPTS:]}
+                earlier = self._notes.get(record, {})
+                attempts = earlier.get("attempts", []) + note.get("attempts", [])
+                self._notes[record] = {**earlier, **note, "attempts": attempts[-MAX_ATTEMPTS:]}
 
 
 class JobCounts:
@@ -116,10 +116,10 @@ class JobCounts:
         self.applied: Counter[ShardName] = Counter()
         self.skipped: Counter[ShardName] = Counter()
 
-    def count(self, ended: Sequence[Ended]) -> Consumed:
+    def count(self, jobs: Sequence[Ended]) -> Consumed:
         """Counts ended jobs; returns their result."""
         consumed, now = Consumed(), monotonic()
-        for job in ended:
+        for job in jobs:
             message, counts = job.lease.message, job.counts
             shard = ShardName(self._channel, Shard(message.shard))
             if job.halted is not None:
@@ -135,7 +135,7 @@ class JobCounts:
     def is_retrying(self) -> bool:
         """True if jobs that failed here are to come back soon."""
         now = monotonic()
-        self._due = {id_: at for id_, at in self._due.items() if at + OWN_RETRY_S > now}
+        self._due = {id_: due_at for id_, due_at in self._due.items() if due_at + OWN_RETRY_S > now}
         return bool(self._due)
 
     def write(self, transaction: HandlerTransaction, shards: Iterable[ShardName]) -> None:

@@ -134,8 +134,8 @@ class JobTransaction(HandlerTransaction):
                 self._write_result(store, job)
             except Exception as error:
                 self.culprit = index
-                ended = self._explained(error)
-                raise NotApplied(find_outcome(ended), ended) from error
+                cause = self._explained(error)
+                raise NotApplied(find_outcome(cause), cause) from error
 
     def _finish_together(self, store: Store[CommittingExecutor], jobs: Sequence[Job[Any]]) -> bool:
         """Finishes the jobs and commits; false if one of them was finished or cancelled meanwhile."""
@@ -153,8 +153,8 @@ class JobTransaction(HandlerTransaction):
                 if (committed := self._committed_by_handler()) is None:
                     return False
                 raise NotApplied(find_outcome(committed), committed) from error
-            ended = self._explained(error)
-            raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error
+            cause = self._explained(error)
+            raise NotApplied(find_outcome(cause), cause, at_commit=cause is error) from error
         return True
 
     def _check_not_ended(self) -> None:
@@ -271,8 +271,8 @@ class JobTransaction(HandlerTransaction):
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:
-            ended = self._explained(error)
-            raise NotApplied(find_outcome(ended), ended) from error
+            cause = self._explained(error)
+            raise NotApplied(find_outcome(cause), cause) from error
 
     @staticmethod
     def _write_result(store: Store[CommittingExecutor], job: Job[Any]) -> None:
@@ -287,8 +287,8 @@ class JobTransaction(HandlerTransaction):
         try:
             store.connection.commit_with(store["check_transaction"], {"transaction": self._xid})
         except Exception as error:
-            ended = self._explained(self._ended_by_handler() if _is_refused(error) else error)
-            raise NotApplied(find_outcome(ended), ended, at_commit=ended is error) from error
+            cause = self._explained(self._ended_by_handler() if _is_refused(error) else error)
+            raise NotApplied(find_outcome(cause), cause, at_commit=cause is error) from error
         commit(transaction)  # of SQLAlchemy's: nothing is sent
 
     def _ended_by_handler(self) -> BrokenTransaction:

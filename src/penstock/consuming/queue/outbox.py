@@ -116,17 +116,17 @@ class Outbox:
                 self._note_time(took_s)
                 self._wake()
 
-    def put(self, ended: Ended) -> None:
+    def put(self, job: Ended) -> None:
         """Has a job settled, unless it has ended before."""
-        self.put_all([ended])
+        self.put_all([job])
 
-    def put_all(self, ended: Sequence[Ended]) -> None:
+    def put_all(self, jobs: Sequence[Ended]) -> None:
         """Has jobs settled that have ended together, without those that had ended before."""
-        for job in ended:
+        for job in jobs:
             if job.failure is not None:
                 self.fail(job.failure)
         with self._changed:
-            new = [job for job in ended if job.lease in self._expected]
+            new = [job for job in jobs if job.lease in self._expected]
             self._settling += len(new)  # first, since it is read without the lock: no moment must look idle
             for job in new:
                 self._expected.remove(job.lease)
@@ -155,19 +155,19 @@ class Outbox:
                 self.error = self.error or error
             self._changed.notify_all()
 
-    def settled(self, ended: Sequence[Ended]) -> None:
+    def settled(self, jobs: Sequence[Ended]) -> None:
         """Notes jobs that the queue has settled."""
         with self._changed:
-            self._settled += ended
-            self._settling -= len(ended)  # last, for the same reason
+            self._settled += jobs
+            self._settling -= len(jobs)  # last, for the same reason
             if not (self._expected or self._settling):
                 self._changed.notify_all()
 
     def collect(self) -> list[Ended]:
         """Returns the jobs that were settled since the last call."""
         with self._changed:
-            ended, self._settled = self._settled, []
-            return ended
+            jobs, self._settled = self._settled, []
+            return jobs
 
     def take_unavailable(self) -> ServerUnavailable | None:
         """Returns the error if Postgres did not answer since the last call."""

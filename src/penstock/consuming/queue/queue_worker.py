@@ -190,8 +190,8 @@ class QueueWorker(Worker):
             consumed.merge(self._round(block_ms=SLICE_BLOCK_MS if self._taken else 0))
             since = (since or monotonic()) if self._outbox.is_settling else 0.0
             if since and monotonic() - since > ACKNOWLEDGING_S:
-                what = f"settling jobs of {self.consumer.name}"
-                raise ServerUnavailable(f"{what}: Redis does not answer")
+                doing = f"settling jobs of {self.consumer.name}"
+                raise ServerUnavailable(f"{doing}: Redis does not answer")
         if consumed.idle and self._away is not None:
             raise self._away
         return consumed
@@ -241,7 +241,9 @@ class QueueWorker(Worker):
             self._rest_after(error if isinstance(error, ServerUnavailable) else ServerUnavailable(describe(error)))
             return []
         outstanding = {number for (number,) in rows}
-        gone = [lease for lease, known in identities.items() if known is not None and known[0] not in outstanding]
+        gone = [
+            lease for lease, identity in identities.items() if identity is not None and identity[0] not in outstanding
+        ]
         self._outbox.put_all([skipped(lease) for lease in gone])
         return [lease for lease in leases if lease not in set(gone)]
 
@@ -269,10 +271,10 @@ class QueueWorker(Worker):
 
     def _collect(self) -> Consumed:
         """Returns the result of the jobs that were settled since the last call, and notes what is to be written of them."""
-        ended = self._outbox.collect()
-        for job in ended:
+        jobs = self._outbox.collect()
+        for job in jobs:
             self._notes.note_attempt(job)
-        consumed = self._counts.count(ended)
+        consumed = self._counts.count(jobs)
         assert self._transaction is not None
         self._transaction.report(consumed)
         return consumed
@@ -331,9 +333,9 @@ class QueueWorker(Worker):
     def _dead_letter_expired(self, transaction: HandlerTransaction) -> None:
         """Makes messages that died in Redis, at their deadline, dead letters in Postgres."""
         for name in self._usable():
-            shard, what, written = self._shape.shards[name.shard], f"moving dead letters of queue {name}", []
+            shard, doing, written = self._shape.shards[name.shard], f"moving dead letters of queue {name}", []
             with suppress(*UNUSABLE):  # the reader leaves the shard out, and reports it
-                for dead in run_steps(self._client, shard.dead(MAX_EXPIRED), what):
+                for dead in run_steps(self._client, shard.dead(MAX_EXPIRED), doing):
                     message = dead.message
                     if (identity := read_identity(message.id, message.headers)) is None:
                         continue
@@ -342,11 +344,11 @@ class QueueWorker(Worker):
                         transaction.apply([name], plan)
                         written.append(message.id)
                 if written:
-                    run_steps(self._client, shard.delete(written), what)
+                    run_steps(self._client, shard.delete(written), doing)
 
     def _note_halted(self, going: set[ShardName]) -> None:
-        every = self.consumer.channel.shard_names
-        self._states.halted = {each.shard for each in every if each not in going}
+        shards = self.consumer.channel.shard_names
+        self._states.halted = {shard.shard for shard in shards if shard not in going}
         self._leave_out_shards()
 
     def _usable(self) -> list[ShardName]:
@@ -355,10 +357,10 @@ class QueueWorker(Worker):
 
     def _leave_out_shards(self) -> None:
         """Reads only this worker's shards, and none that is halted or paused."""
-        ours = {each.shard for each in self._shards} - self._states.halted
+        ours = {shard.shard for shard in self._shards} - self._states.halted
         if self._reader is not None:
-            every = range(len(self._shape.shards))
-            self._reader.leave_out([number for number in every if number not in ours])
+            numbers = range(len(self._shape.shards))
+            self._reader.leave_out([number for number in numbers if number not in ours])
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:

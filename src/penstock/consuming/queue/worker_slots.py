@@ -101,10 +101,10 @@ class TransactionSlot:
         with suppress(Exception):  # the connection is gone
             self._deliverer.close()
 
-    def _put(self, ended: Sequence[Ended]) -> None:
-        out = {job.lease for job in ended}
+    def _put(self, jobs: Sequence[Ended]) -> None:
+        out = {job.lease for job in jobs}
         self.leases = [lease for lease in self.leases if lease not in out]
-        self._outbox.put_all(ended)
+        self._outbox.put_all(jobs)
 
     def _end_failed(self, failure: BaseException) -> list[Ended]:
         """Gives jobs back after a failure of the worker, or of a handler that wants the process to end."""
@@ -266,8 +266,8 @@ class _InTask:
 
     async def _pause(self, seconds: float) -> None:
         end = monotonic() + seconds
-        while not self._stopping.is_set() and (left := end - monotonic()) > 0:  # noqa: ASYNC110  a stop comes from another thread
-            await asyncio.sleep(min(left, POLL_S))
+        while not self._stopping.is_set() and (remaining_s := end - monotonic()) > 0:  # noqa: ASYNC110  a stop comes from another thread
+            await asyncio.sleep(min(remaining_s, POLL_S))
 
     def call(self, function: Callable[[], Result]) -> Result:
         return await_only(asyncio.to_thread(function))

@@ -159,10 +159,10 @@ class SourceJournal:
                 transaction.observers(ShardHalted(self._consumer.name, shard.channel, shard.shard, "HistoryDiverged"))
                 log.error("shard halted", consumer=self._consumer.name, shard=str(shard), reason=reason)
 
-    def backfill(self, read: Read, shard: ShardName, after: Offset, before: Offset, limit: Limit) -> Sequence[Record]:
+    def backfill(self, read: Read, shard: ShardName, offset: Offset, end: Offset, limit: Limit) -> Sequence[Record]:
         """Reads behind the checkpoint; nothing if another process has gone on."""
         position = read(self._positions.all)[shard]
-        return self._link.backfill(position, before, limit) if position.offset == after else ()
+        return self._link.backfill(position, end, limit) if position.offset == offset else ()
 
     def note_reached(self, plan: TransactionPlan[Result], records: ShardRecords) -> TransactionPlan[Result]:
         """A later comparison needs the record at each checkpoint."""

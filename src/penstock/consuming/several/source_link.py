@@ -41,8 +41,8 @@ WAY_OUT = (
 
 def read_database(store: Store[Executor]) -> str:
     """Identifies the database of a connection, and the Penstock schema in it."""
-    found = store.value("database")
-    return f"{found}/{store.scope.schema}"
+    database = store.value("database")
+    return f"{database}/{store.scope.schema}"
 
 
 class SourceLink:
@@ -76,8 +76,8 @@ class SourceLink:
 
         ``database`` identifies the consumer's own; ``positions`` are empty if it is new.
         """
-        began = monotonic()
-        if began < self._next_at:
+        begun_at = monotonic()
+        if begun_at < self._next_at:
             raise ServerUnavailable(f"source {self.source} is away")
         self.close()
         try:
@@ -88,7 +88,7 @@ class SourceLink:
                 return self._register(store, database, positions)
         except BaseException:
             self.close()
-            spent = monotonic() - began
+            spent = monotonic() - begun_at
             self._next_at = monotonic() + max(MIN_PAUSE_S, PAUSES * spent)
             raise
 
@@ -115,16 +115,16 @@ class SourceLink:
             # Retention takes the same lock, so it does not remove what is begun with; and so does a change of the number of shards.
             store.execute("lock_channel", self._where)
             shards = self._registered_shards(store)
-            known = [positions.get(shard) for shard in shards]
+            ordered = [positions.get(shard) for shard in shards]
             values = {
                 **self._where,
                 "shards": [shard.shard for shard in shards],
-                "offsets": [each and each.offset for each in known],
+                "offsets": [position and position.offset for position in ordered],
                 "latest": self._consumer.start == "latest",
                 "database": database,
             }
             store.execute("register", values)
-            offsets = {shard: at for shard, (at, _) in self._reported(store).items()}
+            offsets = {shard: offset for shard, (offset, _) in self._reported(store).items()}
         records = records_at(store, offsets)
         return {shard: SourcePosition(shard, offset, Epoch(0), records.get(shard)) for shard, offset in offsets.items()}
 
@@ -166,12 +166,12 @@ class SourceLink:
             reported = self._reported(store)
             diverged = self._compare_tails(store, client, list(positions))
             bounds = journal_bounds(store, positions)
-            known = {s: each.offset for s, each in positions.items() if each.record is not None}
-            records = records_at(store, known)
+            offsets = {s: position.offset for s, position in positions.items() if position.record is not None}
+            records = records_at(store, offsets)
             for shard, position in positions.items():
-                found = self._explain(position, bounds[shard][1], records.get(shard))
-                diverged |= {shard: found} if found else {}
-            sound = {s: each for s, each in positions.items() if s not in diverged}
+                reason = self._explain(position, bounds[shard][1], records.get(shard))
+                diverged |= {shard: reason} if reason else {}
+            sound = {s: position for s, position in positions.items() if s not in diverged}
             retired = sorted(sound.keys() - reported.keys())
             if retired and not self._is_retired:
                 self._is_retired = True
@@ -185,13 +185,13 @@ class SourceLink:
         positions: Mapping[ShardName, SourcePosition],
         reported: Mapping[ShardName, tuple[Offset, Epoch]],
     ) -> None:
-        moved = [s for s, (at, _) in reported.items() if s in positions and positions[s].offset > at]
-        if moved:
+        shards = [s for s, (offset, _) in reported.items() if s in positions and positions[s].offset > offset]
+        if shards:
             values = {
                 **self._where,
-                "shards": [shard.shard for shard in moved],
-                "offsets": [positions[shard].offset for shard in moved],
-                "epochs": [reported[shard][1] for shard in moved],
+                "shards": [shard.shard for shard in shards],
+                "offsets": [positions[shard].offset for shard in shards],
+                "epochs": [reported[shard][1] for shard in shards],
                 "database": self._database,
             }
             store.execute("report", values)
@@ -206,8 +206,8 @@ class SourceLink:
             check_tails(store, client, shards, leave)
         except HistoryDiverged:
             if len(shards) > 1:  # which of them?
-                each = (self._compare_tails(store, client, [shard]) for shard in shards)
-                return {shard: reason for some in each for shard, reason in some.items()}
+                parts = (self._compare_tails(store, client, [shard]) for shard in shards)
+                return {shard: reason for part in parts for shard, reason in part.items()}
             return {shards[0]: self._diverged(f"{shards[0]}: the log has records that the source has lost")}
         return {}
 
@@ -218,36 +218,36 @@ class SourceLink:
         """
         with self._connected() as store:
             [(_, tail)] = journal_bounds(store, [position.shard]).values()
-            at = records_at(store, {position.shard: position.offset})
-            if reason := self._explain(position, tail, at.get(position.shard)):
+            records = records_at(store, {position.shard: position.offset})
+            if reason := self._explain(position, tail, records.get(position.shard)):
                 raise HistoryDiverged(reason)
             if last is None or last.offset <= position.offset:
                 return True
-            at = records_at(store, {position.shard: last.offset})
-            return position.shard in at and at[position.shard].is_same_as(last)
+            records = records_at(store, {position.shard: last.offset})
+            return position.shard in records and records[position.shard].is_same_as(last)
 
-    def backfill(self, position: SourcePosition, before: Offset, limit: Limit) -> list[Record]:
+    def backfill(self, position: SourcePosition, end: Offset, limit: Limit) -> list[Record]:
         """The first records behind a checkpoint that the log has lost, from the source's journal."""
         self.confirm(position)
         with self._connected() as store:
-            shard, after = position.shard, position.offset
-            return backfill(store, shard, after, before, limit)
+            shard, offset = position.shard, position.offset
+            return backfill(store, shard, offset, end, limit)
 
-    def _explain(self, position: SourcePosition, tail: Offset, found: JournaledRecord | None) -> str | None:
+    def _explain(self, position: SourcePosition, tail: Offset, journaled: JournaledRecord | None) -> str | None:
         """Text about a source's history that has diverged from the applied records; None if it has not."""
         place = f"{position.shard} offset {position.offset}"
         if position.offset > tail:
             return self._diverged(f"{place} is applied, and the journal of source {self.source} ends at {tail}")
         applied = position.record
-        if applied is None or found is None or found.is_same_as(applied):
+        if applied is None or journaled is None or journaled.is_same_as(applied):
             return None
         return self._diverged(
-            f"{place}: record {applied.id} is applied, and source {self.source} has another one there, {found.id}"
+            f"{place}: record {applied.id} is applied, and source {self.source} has another one there, {journaled.id}"
         )
 
-    def _diverged(self, found: str) -> str:
+    def _diverged(self, text: str) -> str:
         way_out = WAY_OUT.format(consumer=self._consumer.name, source=self.source)
-        return f"{found}: that database has lost commits that were published. {way_out}"
+        return f"{text}: that database has lost commits that were published. {way_out}"
 
     @contextmanager
     def _connected(self) -> Iterator[Store]:

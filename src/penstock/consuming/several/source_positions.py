@@ -32,7 +32,7 @@ class SourcePositions:
     def all(self, store: Store[Executor]) -> dict[ShardName, SourcePosition]:
         """All of them, those of halted shards too."""
         rows = store.rows("positions", self._where)
-        found = (
+        positions = (
             SourcePosition(
                 ShardName(self._channel, Shard(shard)),
                 Offset(offset),
@@ -42,7 +42,7 @@ class SourcePositions:
             )
             for shard, offset, epoch, record_id, staged_us, halted in rows
         )
-        return {position.shard: position for position in found}
+        return {position.shard: position for position in positions}
 
     def begin(self, store: Store[Executor], positions: Iterable[SourcePosition]) -> None:
         """Writes the checkpoints of shards in which the consumer has none."""
@@ -50,10 +50,10 @@ class SourcePositions:
         values = {
             **self._where,
             "source": self._source,
-            "shards": [each.shard.shard for each in new],
-            "offsets": [each.offset for each in new],
-            "ids": [each.record and each.record.id for each in new],
-            "staged": [each.record and each.record.staged_us for each in new],
+            "shards": [position.shard.shard for position in new],
+            "offsets": [position.offset for position in new],
+            "ids": [position.record and position.record.id for position in new],
+            "staged": [position.record and position.record.staged_us for position in new],
         }
         store.execute("begin", values)
 
