@@ -1,4 +1,7 @@
-"""Checkpoints: one row a shard and consumer, locked, compared and advanced in the handler's own transaction."""
+"""Locks, compares and advances checkpoints in the handler's own transaction.
+
+There is one row a shard and consumer.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,8 @@ class Checkpoint:
     transaction: str  # id of the transaction that holds the lock
     server_start_us: int  # start of this Postgres: microseconds since 1970
     clock_us: int  # Postgres' clock when it was locked: microseconds since 1970
-    barrier: Offset | None = None  # nothing behind this offset is to be applied now; None if there is no barrier
+    # nothing behind this offset is to be applied now; None if there is no barrier
+    barrier: Offset | None = None
     # a shard of an earlier generation that has to be passed before; None if there is none
     waits_for: Shard | None = None
     has_letters: bool = False  # there may be dead letters of the keys of its records
@@ -33,13 +37,18 @@ class Checkpoint:
 
     @property
     def is_stopped(self) -> bool:
-        """True if nothing of the shard is to be applied before an operator lets it go on."""
+        """Returns whether nothing is to be applied before an operator lets the shard go on."""
         return self.is_paused or self.halted is not None
 
     @property
     def held(self) -> bool:
-        """True if the shard stands at the barrier of a reconciliation, or earlier generations come first."""
-        return self.waits_for is not None or (self.barrier is not None and self.offset >= self.barrier)
+        """Returns whether the shard stands at a reconciliation's barrier, or has to wait.
+
+        It waits while earlier generations come first.
+        """
+        return self.waits_for is not None or (
+            self.barrier is not None and self.offset >= self.barrier
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +64,29 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class UnpassedShard:
-    """A shard of an earlier generation that a consumer has not passed: shards from the number ``end`` on wait for it."""
+    """A shard of an earlier generation that a consumer has not passed.
+
+    Shards from the number ``end`` on wait for it.
+    """
 
     shard: Shard
     end: int
 
     def blocks(self, shard: int) -> bool:
-        """True if a shard waits for this one."""
+        """Returns whether a shard waits for this one."""
         return self.end <= shard
 
     def explain(self, channel: str) -> str:
-        """Text for people about such a shard."""
+        """Returns text for people about this shard."""
         earlier = ShardName(channel, self.shard)
         return f"waiting for {earlier}, of an earlier generation, of which not all is applied yet"
 
 
 def find_unpassed(store: Store[Executor], consumer: str, channel: str) -> UnpassedShard | None:
-    """The shard that later generations of a channel wait for in a consumer; None if it has passed all earlier ones."""
+    """Returns the shard that a channel's later generations wait for in a consumer.
+
+    None if it has passed all earlier ones.
+    """
     row = store.row("unpassed_shard", {"consumer": consumer, "channel": channel})
     return None if row is None else UnpassedShard(Shard(row[0]), row[1])
 
@@ -84,11 +99,14 @@ class Checkpoints:
         self._which = {"consumer": consumer.name, "channel": consumer.channel.name}
 
     def key(self, shard: ShardName) -> dict[str, str | int]:
-        """Parameters that name a shard's row."""
+        """Returns the parameters that name a shard's row."""
         return {"consumer": self._consumer.name, "channel": shard.channel, "shard": shard.shard}
 
     def all(self, store: Store[Executor], *, with_stopped: bool = False) -> dict[ShardName, Offset]:
-        """The offset of each shard, by default of those not halted or paused; raises the reason if there is no checkpoint at all."""
+        """Returns the offset of each shard, by default of those not halted or paused.
+
+        Raises the reason if there is no checkpoint at all.
+        """
         channel = self._consumer.channel.name
         rows = store.rows("checkpoints", self._which)
         if not rows:
@@ -100,12 +118,15 @@ class Checkpoints:
         }
 
     def are_paused(self, store: Store[Executor]) -> bool:
-        """True while an operator has paused the consumer, or its channel."""
+        """Returns whether an operator has paused the consumer, or its channel."""
         is_paused = store.value("is_paused", self._which)
         return bool(is_paused)
 
     def _why_none(self, store: Store[Executor]) -> PenstockError:
-        """The error for a consumer that has no checkpoints, or has lost them to another name while it ran."""
+        """Returns the error for a consumer without checkpoints.
+
+        It never had any, or has lost them to another name while it ran.
+        """
         consumer, channel = self._consumer.name, self._consumer.channel.name
         row = store.row("former_names", self._which)
         is_retired, successor = row or (False, None)
@@ -115,7 +136,9 @@ class Checkpoints:
             return why_unreadable(consumer, channel)
         return SchemaMissing(f"consumer {consumer} has no checkpoint; it was not registered")
 
-    def lock(self, store: Store[Executor], shards: Collection[ShardName]) -> dict[ShardName, Checkpoint]:
+    def lock(
+        self, store: Store[Executor], shards: Collection[ShardName]
+    ) -> dict[ShardName, Checkpoint]:
         """Locks the shards' rows; those that another process holds are left out."""
         channel = self._consumer.channel.name
         values = {**self._which, "shards": int_array(shard.shard for shard in shards)}
@@ -133,23 +156,31 @@ class Checkpoints:
         ]
         return {checkpoint.shard: checkpoint for checkpoint in locked}
 
-    def advance_and_commit(self, store: Store[CommittingExecutor], advances: Sequence[Advance]) -> None:
+    def advance_and_commit(
+        self, store: Store[CommittingExecutor], advances: Sequence[Advance]
+    ) -> None:
         """Moves checkpoints that were locked together, and commits.
 
-        Raises ``BrokenTransaction`` if the handler has ended their transaction; then nothing more is committed, unless the row of a
-        checkpoint was deleted meanwhile.
+        Raises ``BrokenTransaction`` if the handler has ended their transaction; then nothing more
+        is committed, unless the row of a checkpoint was deleted meanwhile.
         """
         try:
-            moved_rows = store.connection.commit_after(store["advance_checkpoints"], self._moves(advances))
+            moved_rows = store.connection.commit_after(
+                store["advance_checkpoints"], self._moves(advances)
+            )
         except psycopg.errors.NotNullViolation as error:
-            if (error.diag.schema_name, error.diag.table_name) != (store.scope.schema, "checkpoints"):
+            if (error.diag.schema_name, error.diag.table_name) != (
+                store.scope.schema,
+                "checkpoints",
+            ):
                 raise  # of a trigger of the application's that was deferred to the end
             moved_rows = 0
         if moved_rows != len(advances):
             shards = ", ".join(str(advance.locked.shard) for advance in advances)
             raise BrokenTransaction(
-                f"consumer {self._consumer.name}, {shards}: the transaction that carries the checkpoint is gone. A handler must "
-                "not commit or roll back its session: return to commit, raise to roll back"
+                f"consumer {self._consumer.name}, {shards}: the transaction that carries the "
+                "checkpoint is gone. A handler must not commit or roll back its session: return to "
+                "commit, raise to roll back"
             )
 
     def _moves(self, advances: Sequence[Advance]) -> dict[str, Any]:
@@ -165,11 +196,17 @@ class Checkpoints:
         }
 
     def halt(self, store: Store[Executor], shard: ShardName, reason: str) -> None:
-        """Stops a shard, until ``penstock reset checkpoint --resume``; ``penstock status`` shows the reason."""
+        """Stops a shard, until ``penstock reset checkpoint --resume``.
+
+        ``penstock status`` shows the reason.
+        """
         store.execute("halt", {**self.key(shard), "reason": reason})
 
     def halt_failing(self, store: Store[Executor], shard: ShardName, reason: str) -> None:
-        """Stops the other shards whose last records were dead-lettered, unless a process works on them."""
+        """Stops the other shards whose last records were dead-lettered.
+
+        One that a process works on is left alone.
+        """
         store.execute("halt_failing", {**self.key(shard), "reason": reason})
 
     def note_waiting(self, store: Store[Executor], shard: ShardName, reason: str | None) -> None:
@@ -177,7 +214,10 @@ class Checkpoints:
         store.execute("note_waiting", {**self.key(shard), "reason": reason})
 
     def count_failure(self, store: Store[Executor], shard: ShardName) -> int:
-        """Counts a dead letter of a locked shard; returns how many there are in a row, over all shards."""
+        """Counts a dead letter of a locked shard.
+
+        Returns how many there are in a row, over all shards.
+        """
         row = store.row("count_failure", self.key(shard))
         return row[0] if row else 0
 

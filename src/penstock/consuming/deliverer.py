@@ -1,7 +1,7 @@
-"""Delivers items of one shard: attempts, one transaction each, until ``decide`` has nothing more to try.
+"""Delivers items of a shard: attempts, one transaction each, until ``decide`` has no more to try.
 
-A short pause is taken inside the delivery.  A longer one ends it, so that other shards go on meanwhile; the failures so far
-are kept for the shard's next delivery.
+A short pause is taken inside the delivery.  A longer one ends it, so that other shards go on
+meanwhile; the failures so far are kept for the shard's next delivery.
 """
 
 import random
@@ -60,24 +60,33 @@ Pause = Callable[[float], bool]
 
 
 def is_long(retry: Retry) -> bool:
-    """True if a pause is too long to be taken inside a delivery, or one of too many."""
+    """Returns whether a pause is too long inside a delivery, or one of too many."""
     return retry.after_s > MAX_PAUSE_S or retry.state.pauses > MAX_PAUSES
 
 
 def spread(seconds: float) -> float:
-    """A pause at random, at most as long: processes that have lost together do not come together."""
+    """Returns a pause at random, at most as long.
+
+    Processes that have lost together do not come together.
+    """
     return seconds * random.uniform(0.5, 1.0)  # noqa: S311  no secret
 
 
 def retry_conflicts(attempt: Callable[[], Result], pause: Pause) -> Result:
-    """The result of a transaction that may lose against others; raises the last ``NotApplied``."""
+    """Returns the result of a transaction that may lose against others.
+
+    Raises the last ``NotApplied``.
+    """
     state, policy = NO_FAILURE, Policy(attempts=1)
     while True:
         try:
             return attempt()
         except NotApplied as failed:
             decision = decide(policy, 1, state, failed.outcome)
-            if not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry)) or decision.state.waits:
+            if (
+                not (isinstance(failed.outcome, Conflict) and isinstance(decision, Retry))
+                or decision.state.waits
+            ):
                 raise
             state = decision.state
             if pause(decision.after_s):
@@ -85,7 +94,10 @@ def retry_conflicts(attempt: Callable[[], Result], pause: Pause) -> Result:
 
 
 class Refusals:
-    """Items that a server has refused, and whether other items were applied since: only this process knows."""
+    """Items that a server has refused, and whether others were applied since.
+
+    Only this process knows.
+    """
 
     def __init__(self) -> None:
         self._applied = 0
@@ -96,14 +108,16 @@ class Refusals:
         self._applied += applied
 
     def outcome(self, key: object, state: RetryState, failed: NotApplied) -> Outcome:
-        """The meaning of a failure of the items with this key."""
+        """Returns the meaning of a failure of the items with this key."""
         if not isinstance(failed.outcome, Conflict | Unavailable):
             return failed.outcome
         if not state.waits:
             if len(self._applied_before) >= MAX_REMEMBERED:
                 self._applied_before.clear()
             self._applied_before[key] = self._applied
-        return replace(failed.outcome, others_pass=self._applied > self._applied_before.get(key, self._applied))
+        return replace(
+            failed.outcome, others_pass=self._applied > self._applied_before.get(key, self._applied)
+        )
 
 
 class Items(Protocol[Item_contra]):
@@ -139,7 +153,7 @@ class Plans(Protocol[Item_contra]):
         """Passes an item without an effect."""
 
     def how_to_go_past(self, shard: ShardName, last: Offset, /) -> str:
-        """Returns the command by which a halted shard goes on behind items whose effects are in the database."""
+        """Returns the command by which a halted shard goes on behind items that are applied."""
 
 
 @dataclass
@@ -148,7 +162,8 @@ class _Delivery(Generic[Item]):
 
     transaction: HandlerTransaction  # makes its transactions
     shard: ShardName  # where the items come from
-    parts: list[tuple[Sequence[Item], RetryState]]  # the items that are left, each part with its failures
+    # the items that are left, each part with its failures
+    parts: list[tuple[Sequence[Item], RetryState]]
     pause: Pause  # waits before another attempt
     total: Delivered  # the result so far
 
@@ -169,9 +184,13 @@ class Deliverer(Generic[Item]):
         self._failures = FailureLog(consumer.name)
 
     def deliver(
-        self, transaction: HandlerTransaction, shard: ShardName, items: Sequence[Item], pause: Pause = lambda _: False
+        self,
+        transaction: HandlerTransaction,
+        shard: ShardName,
+        items: Sequence[Item],
+        pause: Pause = lambda _: False,
     ) -> Delivered:
-        """Applies records in the order of their offsets, or members; some may have been applied before."""
+        """Applies records in order, or members; some may have been applied before."""
         delivery = _Delivery(transaction, shard, self._parts(shard, items), pause, Delivered())
         try:
             while delivery.parts and not delivery.total.is_stopped and self._deliver_part(delivery):
@@ -179,14 +198,17 @@ class Deliverer(Generic[Item]):
                     self._keep_state(delivery)
                     break
         finally:
-            transaction.report(delivery.total)  # what is committed stays, even if the next part raises
+            # what is committed stays, even if the next part raises
+            transaction.report(delivery.total)
         return delivery.total
 
     def _deliver_part(self, delivery: _Delivery[Item]) -> bool:
-        """One attempt at the next part; false if the delivery is over."""
+        """Attempts the next part; returns false if the delivery is over."""
         part, state = delivery.parts.pop(0)
         try:
-            delivered = delivery.apply(self._plans.plan(delivery.shard, part), name=self._items.name)
+            delivered = delivery.apply(
+                self._plans.plan(delivery.shard, part), name=self._items.name
+            )
         except NotApplied as failed:
             self._items.renew(part)
             return self._goes_on(delivery, part, state, failed)
@@ -205,18 +227,24 @@ class Deliverer(Generic[Item]):
         if state.items:
             self._states[delivery.shard] = (self._items.identify(part[0]), state)
 
-    def _parts(self, shard: ShardName, items: Sequence[Item]) -> list[tuple[Sequence[Item], RetryState]]:
-        """The items, with those that had failed when the last delivery ended as a part of their own."""
+    def _parts(
+        self, shard: ShardName, items: Sequence[Item]
+    ) -> list[tuple[Sequence[Item], RetryState]]:
+        """Returns the items in parts: those that failed in the last delivery are one."""
         first, state = self._states.pop(shard, (None, NO_FAILURE))
-        index = next((i for i, item in enumerate(items) if self._items.identify(item) == first), None)
+        index = next(
+            (i for i, item in enumerate(items) if self._items.identify(item) == first), None
+        )
         if index is None:
             return [(items, NO_FAILURE)]
         sizes = (index, state.items, len(items) - index - state.items)
         parts = zip(divide(items, sizes), (NO_FAILURE, state, NO_FAILURE), strict=True)
         return [(part, part_state) for part, part_state in parts if part]
 
-    def _goes_on(self, delivery: _Delivery[Item], part: Sequence[Item], state: RetryState, failed: NotApplied) -> bool:
-        """Carries out the decision after a failure; false if the delivery is over."""
+    def _goes_on(
+        self, delivery: _Delivery[Item], part: Sequence[Item], state: RetryState, failed: NotApplied
+    ) -> bool:
+        """Carries out the decision after a failure; returns false if the delivery is over."""
         self._failures.show(delivery.shard, failed)
         outcome = self._refusals.outcome(delivery.shard, state, failed)
         match decide(self._policy, len(part), state, outcome):
@@ -232,40 +260,66 @@ class Deliverer(Generic[Item]):
                     return False
             case Split(sizes, next_state):
                 pieces = divide(part, sizes)
-                delivery.parts[:0] = [(piece, state_for_part(next_state, len(piece))) for piece in pieces]
+                delivery.parts[:0] = [
+                    (piece, state_for_part(next_state, len(piece))) for piece in pieces
+                ]
             case DeadLetterItem(attempts):
                 return self._dead_letter(delivery, part[0], state, failed, attempts)
             case PassItem():
                 return self._pass(delivery, part[0], state)
             case Halt(attempts):
-                self._halt(delivery, part, f"failed {format_count(attempts, 'time')}: {failed.reason}", failed)
+                self._halt(
+                    delivery,
+                    part,
+                    f"failed {format_count(attempts, 'time')}: {failed.reason}",
+                    failed,
+                )
         return True
 
     def halt(
-        self, transaction: HandlerTransaction, shard: ShardName, items: Sequence[Item], failed: NotApplied
+        self,
+        transaction: HandlerTransaction,
+        shard: ShardName,
+        items: Sequence[Item],
+        failed: NotApplied,
     ) -> Delivered:
         """Halts a shard whose items failed in a transaction that no attempt may follow."""
-        delivery = _Delivery(transaction, shard, [(items, NO_FAILURE)], lambda _: False, Delivered())
+        delivery = _Delivery(
+            transaction, shard, [(items, NO_FAILURE)], lambda _: False, Delivered()
+        )
         self._failures.show(shard, failed)
         self._halt(delivery, items, f"failed: {failed.reason}", failed)
         return delivery.total
 
     def _postpone(self, delivery: _Delivery[Item], after_s: float, failed: NotApplied) -> None:
-        """Ends the delivery; the shard's next one begins with the same items and their failures so far."""
+        """Ends the delivery; the next one begins with the same items and their failures so far."""
         delivery.total.retry_after_s, seconds = after_s, round(after_s, 1)
         shard, note = delivery.shard, failed.waits_for
         if self._repeats.is_due(shard, failed.kind):
-            log.warning("waiting", consumer=self._consumer.name, shard=str(shard), reason=failed.kind, retry_s=seconds)
+            log.warning(
+                "waiting",
+                consumer=self._consumer.name,
+                shard=str(shard),
+                reason=failed.kind,
+                retry_s=seconds,
+            )
         try:
-            delivery.transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, note))
+            delivery.transaction.write(
+                shard, lambda store, _: self._checkpoints.note_waiting(store, shard, note)
+            )
         except ServerReplaced:
             raise
         except (NotApplied, ServerUnavailable):
-            log.debug("note not written", shard=str(delivery.shard))  # `penstock status` can do without
+            # `penstock status` can do without
+            log.debug("note not written", shard=str(delivery.shard))
 
     def _pass(self, delivery: _Delivery[Item], item: Item, state: RetryState) -> bool:
-        """Passes an item that the handler has cancelled; false if the delivery is over."""
-        log.info("cancelled", consumer=self._consumer.name, item=self._items.name_in_log(delivery.shard, item))
+        """Passes an item that the handler has cancelled; returns false if the delivery is over."""
+        log.info(
+            "cancelled",
+            consumer=self._consumer.name,
+            item=self._items.name_in_log(delivery.shard, item),
+        )
         try:
             delivery.total.add(delivery.apply(self._plans.plan_pass(delivery.shard, item)))
         except NotApplied as lost:
@@ -273,10 +327,22 @@ class Deliverer(Generic[Item]):
         return True
 
     def _dead_letter(
-        self, delivery: _Delivery[Item], item: Item, state: RetryState, failed: NotApplied, attempts: int
+        self,
+        delivery: _Delivery[Item],
+        item: Item,
+        state: RetryState,
+        failed: NotApplied,
+        attempts: int,
     ) -> bool:
-        """Dead-letters an item; if even that is impossible, the shard halts.  False if the delivery is over."""
-        log.warning("dead-lettering", consumer=self._consumer.name, item=self._items.name_in_log(delivery.shard, item))
+        """Dead-letters an item; returns false if the delivery is over.
+
+        If even that is impossible, the shard halts.
+        """
+        log.warning(
+            "dead-lettering",
+            consumer=self._consumer.name,
+            item=self._items.name_in_log(delivery.shard, item),
+        )
         try:
             plan = self._plans.plan_dead_letter(delivery.shard, item, failed.reason, attempts)
             self._note_trouble(delivery, delivery.apply(plan), failed.kind)
@@ -297,8 +363,10 @@ class Deliverer(Generic[Item]):
         if delivered.halted is not None:
             delivery.transaction.observers(ShardHalted(*names))
 
-    def _halt(self, delivery: _Delivery[Item], part: Sequence[Item], why: str, failed: NotApplied) -> None:
-        """Stops the shard: nothing behind these items is applied until an operator lets it go on."""
+    def _halt(
+        self, delivery: _Delivery[Item], part: Sequence[Item], why: str, failed: NotApplied
+    ) -> None:
+        """Stops the shard behind these items until an operator lets it go on."""
         if isinstance(failed.error, HandlerCommitted):
             last = failed.reached.get(delivery.shard, Offset(0))
             why += f", then: {self._plans.how_to_go_past(delivery.shard, last)}"

@@ -1,15 +1,20 @@
-"""Delivery: the records that are due, and what follows an attempt.  Values in, values out; nothing here touches a server.
+"""Decides which records are due, and what follows an attempt.
+
+Values in, values out; nothing here touches a server.
 
     compare    checkpoint, records      →  the records that come right after the checkpoint
     decide     policy, state, outcome   →  done, retry, split, dead-letter or halt
 
-A failing batch is retried, then bisected until the record at fault stands alone; alone it is retried again, then
-dead-lettered, or its shard halts.  Only what is the record's own fault counts as an attempt:
+A failing batch is retried, then bisected until the record at fault stands alone; alone it is
+retried again, then dead-lettered, or its shard halts.  Only what is the record's own fault counts
+as an attempt:
 
-    conflict       the transaction lost against another: retried soon, and after ``MAX_CONFLICTS`` waited out as the next
-    unavailable    a server cannot do it now: waited out.  What the server itself states (a right, a lock, a timeout, a table that
-                   is missing) is never the record's fault.  If nobody knows why, as of a connection that ends without a word, a
-                   record that meets it alone, while others pass, is at fault
+    conflict       the transaction lost against another: retried soon, and after ``MAX_CONFLICTS``
+                   waited out as the next
+    unavailable    a server cannot do it now: waited out.  What the server itself states (a right, a
+                   lock, a timeout, a table that is missing) is never the record's fault.  If nobody
+                   knows why, as of a connection that ends without a word, a record that meets it
+                   alone, while others pass, is at fault
     asked to wait  the handler said ``Snooze``: waited for, however long
     failed         the handler, its data, or its COMMIT: counted
     broken         no attempt can succeed, or another one could do harm: the shard halts
@@ -33,7 +38,7 @@ class HasOffset(Protocol):
 
     @property
     def offset(self) -> Offset:
-        """Offset in its shard."""
+        """Returns the offset in its shard."""
 
 
 Placed = TypeVar("Placed", bound=HasOffset, default=Record)
@@ -47,7 +52,8 @@ MAX_ASKED_PAUSE_S = 86_400.0
 FIRST_CONFLICT_PAUSE_S = 0.005
 MAX_CONFLICT_PAUSE_S = 1.0
 MAX_CONFLICTS = 20
-"""Transactions that may lose in a row, within about 14 seconds, before losing is waited out as a refusal."""
+"""Transactions that may lose in a row, within about 14 seconds, before losing is waited out as a
+refusal."""
 
 WAITS_BEFORE_SPLIT = 3
 """Times that a server may refuse a batch before half of it is tried: it may be too much at once."""
@@ -58,9 +64,10 @@ MAX_WAITS_ALONE = 30
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Generic[Placed]):
-    """The part of a delivery that is to be applied: the records right after the checkpoint, without a hole.
+    """The part of a delivery that is to be applied: what comes right after the checkpoint.
 
-    ``skipped`` were at or below it; ``gap`` says that the delivery continues beyond what follows it, or beyond a barrier.
+    It has no hole. ``skipped`` were at or below it; ``gap`` says that the delivery continues beyond
+    what follows it, or beyond a barrier.
     """
 
     fresh: Sequence[Placed]
@@ -68,7 +75,9 @@ class Comparison(Generic[Placed]):
     gap: bool
 
 
-def compare(checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None) -> Comparison[Placed]:
+def compare(
+    checkpoint: Offset, records: Sequence[Placed], barrier: Offset | None = None
+) -> Comparison[Placed]:
     """Compares records, in order of their offsets, with the checkpoint and a barrier."""
     offsets = get_offsets(records)
     first = bisect_right(offsets, checkpoint)
@@ -79,13 +88,16 @@ def compare(checkpoint: Offset, records: Sequence[Placed], barrier: Offset | Non
 
 
 def get_offsets(records: Sequence[Placed]) -> Sequence[Offset]:
-    """The offsets alone, without making a record for each of ``Records``, or a place for each of a ``Span``."""
+    """Returns the offsets alone.
+
+    It makes no record for each of ``Records``, and no place for each of a ``Span``.
+    """
     offsets: Sequence[Offset] | None = getattr(records, "offsets", None)
     return [record.offset for record in records] if offsets is None else offsets
 
 
 def _count_dense(offsets: Sequence[Offset], first: int, expected: int) -> int:
-    """Counts the ascending offsets from ``first`` on that are consecutive numbers from ``expected`` on."""
+    """Counts the ascending offsets from ``first`` on that are consecutive from ``expected`` on."""
     remaining = len(offsets) - first
     if remaining and offsets[first] == expected and offsets[-1] == expected + remaining - 1:
         return remaining
@@ -115,7 +127,7 @@ class RetryState:
 
     @property
     def pauses(self) -> int:
-        """Times in a row that a server or a service was waited for."""
+        """Returns how often in a row a server or a service was waited for."""
         return self.waits + self.asked
 
 
@@ -131,9 +143,11 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A server could not do it now.  ``others_pass`` says that other items have been applied since the first failure.
+    """A server could not do it now.
 
-    ``is_stated``: the server has said which state of its own keeps it; then the items are not at fault, whatever others do.
+    ``others_pass`` says that other items have been applied since the first failure. ``is_stated``:
+    the server has said which state of its own keeps it; then the items are not at fault, whatever
+    others do.
     """
 
     others_pass: bool = False
@@ -151,7 +165,8 @@ class AskedToWait:
 class Failed:
     """The items are at fault, or one of them: ``culprit`` is its index, if it is known.
 
-    ``for_certain`` says that another attempt would end the same: the payload does not fit its model.
+    ``for_certain`` says that another attempt would end the same: the payload does not fit its
+    model.
     """
 
     culprit: int | None = None
@@ -160,7 +175,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The handler said ``Cancel`` of the items, or of one of them: ``culprit`` is its index, if it is known."""
+    """The handler said ``Cancel`` of the items, or of one: ``culprit`` is its index, if known."""
 
     culprit: int | None = None
 
@@ -183,7 +198,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The items in parts of these sizes, one after the other, with the failures so far; see ``state_for_part``."""
+    """The items in parts of these sizes, one after the other.
+
+    They keep the failures so far; see ``state_for_part``.
+    """
 
     sizes: tuple[int, ...]
     state: RetryState
@@ -215,7 +233,9 @@ def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> De
     """Decides what to do with ``size`` items, at least one, that were not applied."""
     match outcome:
         case Conflict():
-            return _after_conflict(policy, size, replace(state, conflicts=state.conflicts + 1, items=size), outcome)
+            return _after_conflict(
+                policy, size, replace(state, conflicts=state.conflicts + 1, items=size), outcome
+            )
         case Unavailable():
             return _after_refusal(policy, size, state, outcome)
         case AskedToWait(after_s):
@@ -223,7 +243,9 @@ def decide(policy: Policy, size: int, state: RetryState, outcome: Outcome) -> De
             pause = pause_s(next_state.asked) if after_s is None else after_s
             return Retry(min(MAX_ASKED_PAUSE_S, max(FIRST_PAUSE_S, pause)), next_state)
         case Cancelled(culprit):
-            return Split(_parts(size, culprit), replace(state, items=size)) if size > 1 else PassItem()
+            return (
+                Split(_parts(size, culprit), replace(state, items=size)) if size > 1 else PassItem()
+            )
         case Failed():
             return _after_failure(policy, size, state, outcome)
         case Broken():
@@ -253,30 +275,38 @@ def _after_refusal(policy: Policy, size: int, state: RetryState, refusal: Unavai
     waited = replace(state, waits=state.waits + 1, items=size)
     if size > 1 and waited.waits >= WAITS_BEFORE_SPLIT:
         return Split(_parts(size, None), replace(waited, waits=WAITS_BEFORE_SPLIT - 1))
-    if size == 1 and waited.waits >= MAX_WAITS_ALONE and refusal.others_pass and not refusal.is_stated:
+    if (
+        size == 1
+        and waited.waits >= MAX_WAITS_ALONE
+        and refusal.others_pass
+        and not refusal.is_stated
+    ):
         return _after_failure(policy, size, waited, Failed(for_certain=True))
     return Retry(pause_s(waited.waits), waited)
 
 
 def _parts(size: int, culprit: int | None) -> tuple[int, ...]:
-    """Halves, or all around the item at fault."""
+    """Returns the sizes of halves, or of all around the item at fault."""
     if culprit is None:
         return (size // 2, size - size // 2)
     return tuple(part for part in (culprit, 1, size - culprit - 1) if part)
 
 
 def pause_s(times: int) -> float:
-    """The pause after a failure, the first being 1, in seconds."""
+    """Returns the pause after a failure, the first being 1, in seconds."""
     return backoff_s(times, FIRST_PAUSE_S, MAX_BACKOFF_S)
 
 
 def state_for_part(state: RetryState, size: int) -> RetryState:
-    """The state of a part of a split batch: one attempt is left to it, but a single item has all of its own."""
+    """Returns the state of a part of a split batch.
+
+    It has one attempt left; a single item has all of its own.
+    """
     return replace(state, conflicts=0, items=size, failures=state.failures if size > 1 else 0)
 
 
 def divide(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
-    """The items in consecutive parts of the given sizes."""
+    """Returns the items in consecutive parts of the given sizes."""
     parts, start = [], 0
     for size in sizes:
         parts.append(items[start : start + size])
@@ -298,7 +328,8 @@ class Counts:
     cancelled: int = 0  # those that were passed without an effect, because the handler said so
     snoozed: int = 0  # jobs that the handler has put off
     retried: int = 0  # jobs that have failed, and wait for another attempt
-    stale: int = 0  # jobs whose lease had ended when their handler returned: nothing of it was committed
+    # jobs whose lease had ended when their handler returned: nothing of it was committed
+    stale: int = 0
     # for each applied record the time from staging to its handler, by Postgres' clock
     latencies_us: list[int] = field(default_factory=list)
 
@@ -310,7 +341,7 @@ class Counts:
 
     @property
     def done(self) -> int:
-        """Items that need not be delivered again."""
+        """Returns the number of items that need not be delivered again."""
         return self.applied + self.skipped + self.dead + self.cancelled
 
 
@@ -318,31 +349,41 @@ class Counts:
 class Delivered(Counts):
     """Result of a delivery to one shard."""
 
-    position: Offset | None = None  # the checkpoint afterwards; None if another process holds the shard
+    # the checkpoint afterwards; None if another process holds the shard
+    position: Offset | None = None
     halted: str | None = None  # why the shard stopped; None if it did not
     is_paused: bool = False  # the consumer is paused: nothing was applied
     held: bool = False  # the shard stands at a barrier, and has not applied what lies behind
     # of a held shard: the shard of an earlier generation that it waits for; None at a barrier
     waits_for: Shard | None = None
-    retry_after_s: float | None = None  # seconds until failed items are to be delivered again; None if none are
-    # records that the log has lost, from the journal: nothing was applied, they have to be delivered first
+    # seconds until failed items are to be delivered again; None if none are
+    retry_after_s: float | None = None
+    # records that the log has lost, from the journal: nothing was applied, they have to be
+    # delivered first
     missing: Sequence[Any] = ()
     members: list[bytes] = field(default_factory=list)  # members of an Ick that need not come again
 
     @property
     def is_stopped(self) -> bool:
-        """True if the shard goes on only once an operator lets it."""
+        """Returns whether the shard goes on only once an operator lets it."""
         return self.is_paused or self.halted is not None
 
     @property
     def is_left(self) -> bool:
-        """True if the shard is left for later: another process holds it, or an attempt has failed."""
+        """Returns whether the shard is left for later.
+
+        Another process holds it, or an attempt has failed.
+        """
         return self.position is None and not self.is_stopped
 
     def add(self, delivered: "Delivered") -> None:
         """Adds the result of one transaction."""
         self.count(delivered)
-        self.position, self.halted, self.is_paused = delivered.position, delivered.halted, delivered.is_paused
+        self.position, self.halted, self.is_paused = (
+            delivered.position,
+            delivered.halted,
+            delivered.is_paused,
+        )
         self.held, self.waits_for = delivered.held, delivered.waits_for
         self.members.extend(delivered.members)
 
@@ -376,5 +417,5 @@ class Consumed(Counts):
 
     @property
     def idle(self) -> bool:
-        """Nothing was delivered."""
+        """Returns whether nothing was delivered."""
         return not self.done

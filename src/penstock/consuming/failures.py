@@ -1,4 +1,4 @@
-"""Failures: the meaning of an exception in a handler's transaction, and its text, which holds no payload."""
+"""Finds the meaning of an exception in a handler's transaction, and its text without a payload."""
 
 import re
 import traceback
@@ -10,7 +10,15 @@ from pathlib import Path
 import structlog
 
 from penstock.channels.server import is_unavailable
-from penstock.consuming.delivery import AskedToWait, Broken, Cancelled, Conflict, Failed, Outcome, Unavailable
+from penstock.consuming.delivery import (
+    AskedToWait,
+    Broken,
+    Cancelled,
+    Conflict,
+    Failed,
+    Outcome,
+    Unavailable,
+)
 from penstock.database.driver_errors import ErrorKind, classify, driver_error, is_doubtful, sqlstate
 from penstock.declaring.outcomes import Cancel, HandlerOutcome, Snooze
 from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable
@@ -38,18 +46,21 @@ class NotApplied(Exception):
 
     @property
     def kind(self) -> str:
-        """The class of the error."""
+        """Returns the class of the error."""
         return type(driver_error(self.error)).__name__
 
     @property
     def waits_for(self) -> str:
-        """Text about what is waited for, for ``penstock status``; ``WAITING_FOR_SERVER`` begins that about a server."""
+        """Returns text about what is waited for, for ``penstock status``.
+
+        ``WAITING_FOR_SERVER`` begins that about a server.
+        """
         is_asked = isinstance(self.outcome, AskedToWait)
         return f"waiting after {self.reason}" if is_asked else f"{WAITING_FOR_SERVER}{self.reason}"
 
     @property
     def reason(self) -> str:
-        """Why, for a dead letter: the class of the error and the first line of its text."""
+        """Returns why, for a dead letter: the class of the error and the first line of its text."""
         return reason(self.error, "at COMMIT: " if self.at_commit else "")
 
 
@@ -65,16 +76,22 @@ class Repeated(Exception):
 
 
 def error_class(error: BaseException | None) -> str | None:
-    """Returns the name of the class of a handler's error; None if it has succeeded, or has raised an outcome."""
+    """Returns the name of the class of a handler's error.
+
+    None if it has succeeded, or has raised an outcome.
+    """
     if error is None or isinstance(error, HandlerOutcome | Repeated):
         return None
     return type(driver_error(error)).__name__
 
 
-def find_outcome(error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES) -> Outcome:
-    """Meaning of an exception for the items, raised by the handler, its flush, the advance or COMMIT.
+def find_outcome(
+    error: BaseException, culprit: int | None = None, depth: int = MAX_CAUSES
+) -> Outcome:
+    """Returns the meaning of an exception for the items.
 
-    An exception that was raised from another one, or a group of them, means what these mean.
+    The handler, its flush, the advance or COMMIT has raised it. An exception that was raised from
+    another one, or a group of them, means what these mean.
     """
     if isinstance(error, BaseExceptionGroup) and depth:
         members = (find_outcome(member, culprit, depth - 1) for member in error.exceptions)
@@ -85,7 +102,14 @@ def find_outcome(error: BaseException, culprit: int | None = None, depth: int = 
     return outcome
 
 
-_GRAVITY: tuple[type[Outcome], ...] = (Cancelled, Conflict, AskedToWait, Unavailable, Failed, Broken)
+_GRAVITY: tuple[type[Outcome], ...] = (
+    Cancelled,
+    Conflict,
+    AskedToWait,
+    Unavailable,
+    Failed,
+    Broken,
+)
 
 
 def _find_own_outcome(error: BaseException, culprit: int | None) -> Outcome:
@@ -115,7 +139,10 @@ def _find_outcome_in_postgres(error: BaseException, culprit: int | None) -> Outc
 
 
 def reason(error: BaseException, phase: str = "") -> str:
-    """Why something failed: the class of the error and the first line of its text, as far as Postgres can store it."""
+    """Returns why something failed: the class of the error and the first line of its text.
+
+    It is cut and escaped so that Postgres can store it.
+    """
     cause = driver_error(error)
     first = (_text(cause).splitlines() or [""])[0]
     text = f"{phase}{type(cause).__name__}: {first}"[:MAX_REASON_CHARACTERS]
@@ -130,7 +157,10 @@ def _text(error: BaseException) -> str:
 
 
 def frames(error: BaseException) -> list[str]:
-    """Frames in which an error was raised, the handler's caller first: ``shop/events.py:41 in ride_totals``; no values."""
+    """Returns the frames in which an error was raised, the handler's caller first.
+
+    One is ``shop/events.py:41 in ride_totals``, without values.
+    """
     links = list(_chain(error))
     walked = chain.from_iterable(traceback.walk_tb(link.__traceback__) for link in reversed(links))
     texts = [
@@ -142,7 +172,7 @@ def frames(error: BaseException) -> list[str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
+    """Yields the error and what it was raised from."""
     ids: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in ids:
@@ -152,12 +182,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _short(path: str) -> str:
-    """The last two parts of a path: enough to find it, and nothing about the machine."""
+    """Returns the last two parts of a path: enough to find it, and nothing about the machine."""
     return "/".join(Path(path).parts[-2:])
 
 
 def is_exit(error: BaseException) -> bool:
-    """True if the handler wanted the process to end; a cancelled task or a panic in a library is a failure like any other."""
+    """Returns whether the handler wanted the process to end.
+
+    A cancelled task or a panic in a library is a failure like any other.
+    """
     if isinstance(error, BaseExceptionGroup):
         return any(is_exit(member) for member in error.exceptions)
     return isinstance(error, SystemExit | KeyboardInterrupt)

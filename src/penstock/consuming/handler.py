@@ -1,15 +1,25 @@
-"""Calling a handler: plain or ``async def``, a batch or one item a call, with validated payloads.
+"""Calls a handler: plain or ``async def``, a batch or one item a call, with validated payloads.
 
-An ``async def`` handler runs on the same path.  SQLAlchemy's asyncio layer is its synchronous core in a greenlet that
-gives way to the event loop where it waits for the server; the transaction around a handler runs there too, and the
-handler is awaited in the middle of it.  So there is one transaction and one code for both.
+An ``async def`` handler runs on the same path.  SQLAlchemy's asyncio layer is its synchronous core
+in a greenlet that gives way to the event loop where it waits for the server; the transaction around
+a handler runs there too, and the handler is awaited in the middle of it.  So there is one
+transaction and one code for both.
 """
 
 import asyncio
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncContextDecorator, ContextDecorator, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -48,35 +58,39 @@ class WorkerSetup:
 
     pipeline: Pipeline  # the consumer's pipeline
     consumer: ConsumerSpec  # which consumer
-    database: Database  # where its effects and checkpoints are: a URL, or an engine whose URL is taken
+    # where its effects and checkpoints are: a URL, or an engine whose URL is taken
+    database: Database
     redis_url: str = ""  # where its channel is
-    # Numbers of the declared shards to work on; None takes all.  Of a generation of more shards than are declared, those beyond
-    # go with 0, 1, 2 …: workers that together have all numbers work on all shards.
+    # Numbers of the declared shards to work on; None takes all.  Of a generation of more shards
+    # than are declared, those beyond go with 0, 1, 2 …: workers that together have all numbers work
+    # on all shards.
     shards: Collection[int] | None = None
     prepare: bool = True  # whether statements may be prepared; behind a pooler none are
     block_ms: int = BLOCK_MS  # longest wait for work, in milliseconds: a stop is noticed within it
-    concurrency: int | None = None  # of a queue: jobs at the same time; None takes what the worker declares
-    # of a log that is read from several sources: the URL of each source's Postgres, by the source's name
+    # of a queue: jobs at the same time; None takes what the worker declares
+    concurrency: int | None = None
+    # of a log that is read from several sources: the URL of each source's Postgres, by the source's
+    # name
     sources: Mapping[str, str] = field(default_factory=dict)
     timeouts: Timeouts | None = None  # those of a caller that cannot wait as long as a worker
 
     @property
     def scope(self) -> Scope:
-        """Schema and namespace of the pipeline."""
+        """Returns the schema and namespace of the pipeline."""
         return self.pipeline.scope
 
     @property
     def database_url(self) -> str:
-        """URL of the consumer's Postgres."""
+        """Returns the URL of the consumer's Postgres."""
         return get_database_url(self.database)
 
     @property
     def application(self) -> str:
-        """Name of its connections."""
+        """Returns the name of its connections."""
         return f"consumer {self.consumer.name}"
 
     def of(self, consumer: ConsumerSpec) -> "WorkerSetup":
-        """The same for another consumer."""
+        """Returns the same setup for another consumer."""
         return replace(self, consumer=consumer)
 
 
@@ -86,21 +100,22 @@ Result = TypeVar("Result")
 
 
 class HandlerSession(Session):
-    """The session that a handler gets: the end of its transaction is not the handler's to decide."""
+    """The session that a handler gets, which does not decide the end of its transaction."""
 
     def commit(self) -> NoReturn:
-        """Refused."""
+        """Refuses."""
         raise BrokenTransaction(
-            "the handler called session.commit(): effects and checkpoint are committed together, after the handler. "
-            "Return to commit; for a part that may fail on its own, use `with session.begin_nested():`, or Django's "
-            "`transaction.atomic()` for its ORM"
+            "the handler called session.commit(): effects and checkpoint are committed together, "
+            "after the handler. Return to commit; for a part that may fail on its own, use `with "
+            "session.begin_nested():`, or Django's `transaction.atomic()` for its ORM"
         )
 
     def rollback(self) -> NoReturn:
-        """Refused."""
+        """Refuses."""
         raise BrokenTransaction(
-            "the handler called session.rollback(): raise an exception to roll the batch back. "
-            "For a part that may fail on its own, use `with session.begin_nested():`, or Django's `transaction.atomic()` for its ORM"
+            "the handler called session.rollback(): raise an exception to roll the batch back. For "
+            "a part that may fail on its own, use `with session.begin_nested():`, or Django's "
+            "`transaction.atomic()` for its ORM"
         )
 
 
@@ -113,19 +128,24 @@ class Aborts:
 
     def _note(self, context: ExceptionContext) -> None:
         error = context.original_exception
-        if sqlstate(error) != IN_FAILED_TRANSACTION:  # what follows the error that aborted the transaction
+        # what follows the error that aborted the transaction
+        if sqlstate(error) != IN_FAILED_TRANSACTION:
             self.last = error
 
 
 _handled_in: ContextVar[str | None] = ContextVar("penstock_handled_in", default=None)
-"""The database that a handler is called in; Django's ``sync_to_async`` takes it along to other threads."""
+"""The database that a handler is called in; Django's ``sync_to_async`` takes it along to other
+threads."""
 
 _DJANGO_WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE", "TRUNCATE", "COPY")
 
 
 @contextmanager
 def _guarding_django(connection: EngineConnection) -> Iterator[None]:
-    """Refuses writes of a handler into the consumer's database through Django's own connections, which commit apart."""
+    """Refuses a handler's writes through Django's own connections to the consumer's database.
+
+    They commit apart.
+    """
     if "django.db" not in sys.modules:
         yield
         return
@@ -149,13 +169,16 @@ def _guard_django(*, connection: Any, **_: object) -> None:
         connection.execute_wrappers.append(_refuse_write)
 
 
-def _refuse_write(execute: Callable[..., Any], sql: Any, params: Any, many: Any, context: Any) -> Any:
+def _refuse_write(
+    execute: Callable[..., Any], sql: Any, params: Any, many: Any, context: Any
+) -> Any:
     database = context["connection"].settings_dict["NAME"]
     if database == _handled_in.get() and str(sql).lstrip().upper().startswith(_DJANGO_WRITES):
         raise BrokenTransaction(
-            "the handler writes through Django's own connection, which commits apart from the checkpoint: the effect would "
-            "stay though the batch is rolled back. Declare the pipeline as a penstock.django.DjangoPipeline, or write through the "
-            "session that the handler is given"
+            "the handler writes through Django's own connection, which commits apart from the "
+            "checkpoint: the effect would stay though the batch is rolled back. Declare the "
+            "pipeline as a penstock.django.DjangoPipeline, or write through the session that the "
+            "handler is given"
         )
     return execute(sql, params, many, context)
 
@@ -170,7 +193,8 @@ class Caller(ABC):
         )
         self._spans = HandlerSpans(setup.consumer)
         self.aborts = Aborts(engine)
-        # called after the handler's call with each of several items; what it raises is that item's failure
+        # called after the handler's call with each of several items; what it raises is that item's
+        # failure
         self.after_item: Callable[[], None] = lambda: None
         # Handlers may change classes that the pipeline stages: their sessions stage like any other.
         self._sessions = sessionmaker(class_=HandlerSession, join_transaction_mode="rollback_only")
@@ -195,7 +219,10 @@ class Caller(ABC):
 
 
 def make_caller(setup: WorkerSetup, *, in_task: bool = False) -> Caller:
-    """The caller of a consumer's handler; with ``in_task``, of one that is ``async def`` in a task that is running already."""
+    """Returns the caller of a consumer's handler.
+
+    With ``in_task``, its ``async def`` handler is called in a task that is running already.
+    """
     kind: Callable[..., Caller] = _SyncCaller
     if setup.consumer.is_async and setup.consumer.takes_session:
         kind = _TaskCaller if in_task else _LoopCaller
@@ -215,7 +242,11 @@ class _SyncCaller(Caller):
         fresh_context().run(self._handle, connection, items)
 
     def _handle(self, connection: EngineConnection, items: Any) -> None:
-        with self._spans.around_call(items), self._sessions(bind=connection) as session, _guarding_django(connection):
+        with (
+            self._spans.around_call(items),
+            self._sessions(bind=connection) as session,
+            _guarding_django(connection),
+        ):
             if self._consumer.each:
                 self._handle_each(session, items)
             else:
@@ -247,8 +278,13 @@ _LAZY = (map, filter, zip, ContextDecorator, AsyncContextDecorator)
 
 
 def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
-    """Raises a returned outcome, and ``HandlerNotRun`` for a coroutine, generator or iterator that nobody runs."""
-    if isinstance(returned, HandlerOutcome) or (isinstance(returned, type) and issubclass(returned, HandlerOutcome)):
+    """Raises a returned outcome.
+
+    Raises ``HandlerNotRun`` for a coroutine, generator or iterator that nobody runs.
+    """
+    if isinstance(returned, HandlerOutcome) or (
+        isinstance(returned, type) and issubclass(returned, HandlerOutcome)
+    ):
         raise returned  # `return Snooze` as `raise Snooze`
     if (
         inspect.isawaitable(returned)
@@ -259,8 +295,9 @@ def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
         with suppress(Exception):
             returned.close()  # type: ignore[union-attr]  # coroutines and generators have it
         raise HandlerNotRun(
-            f"consumer {consumer.name}: the handler returned a {type(returned).__name__}, which nobody runs: "
-            "await what it returns, or declare it with `async def`; run through an iterator with a loop"
+            f"consumer {consumer.name}: the handler returned a {type(returned).__name__}, which "
+            "nobody runs: await what it returns, or declare it with `async def`; run through an "
+            "iterator with a loop"
         )
 
 
@@ -280,7 +317,8 @@ class _AsyncCaller(Caller):
             bind=AsyncConnection(self._engine, connection),
             sync_session_class=self._sessions.class_,
             join_transaction_mode="rollback_only",
-            close_resets_only=False,  # a task that is left behind cannot use it in the next transaction
+            # a task that is left behind cannot use it in the next transaction
+            close_resets_only=False,
         ) as session:
             with self._spans.around_call(items), _guarding_django(connection):
                 await self._run(session, items)
@@ -293,7 +331,9 @@ class _AsyncCaller(Caller):
         is_alone = len(items) == 1
         for index, item in enumerate(items):
             try:
-                await _run_apart(self._handle_one(session, item, flushes=is_alone or self._spans.has_children))
+                await _run_apart(
+                    self._handle_one(session, item, flushes=is_alone or self._spans.has_children)
+                )
                 if not is_alone:
                     self.after_item()
             except BaseException as error:
@@ -324,19 +364,22 @@ def _refuse_tasks(
     items: Sequence[Any],
     session: AsyncSession | None = None,
 ) -> None:
-    """Makes sure that none of the tasks works on with the session or the records, after the handler has returned."""
+    """Raises if a task works on with the session or the records after the handler has returned."""
     working = [task for task in tasks if not task.done() and _uses(task, session, items)]
     if working:
         for task in working:
             task.cancel()
         raise HandlerNotRun(
-            f"consumer {consumer.name}: the handler left {len(working)} tasks behind that work on its session or "
-            "its records: await them, for example with asyncio.TaskGroup"
+            f"consumer {consumer.name}: the handler left {len(working)} tasks behind that work on "
+            "its session or its records: await them, for example with asyncio.TaskGroup"
         )
 
 
 async def _run_apart(handling: Coroutine[Any, Any, None]) -> None:
-    """Runs a handler in a context and a task of its own, which it may cancel: that is a failure of the handler, like any other."""
+    """Runs a handler in a context and a task of its own.
+
+    It may cancel that task, which is a failure of the handler like any other.
+    """
     task = asyncio.create_task(_catch_exit(handling), context=fresh_context())
     try:
         wanted_exit = await task
@@ -404,7 +447,8 @@ async def _within_limit(handling: Awaitable[Any], limit_s: float) -> Any:
 
 
 _started: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("penstock_started", default=None)
-"""Tasks that a job's handler has started, in a loop that notes them: to look through all tasks takes longer than a job."""
+"""Tasks that a job's handler has started, in a loop that notes them: to look through all tasks
+takes longer than a job."""
 
 
 def note_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -420,11 +464,16 @@ def note_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class JobCaller:
-    """Calls a worker's handler that takes no session: in no transaction, from any thread or task."""
+    """Calls a worker's handler that takes no session, from any thread or task.
+
+    There is no transaction.
+    """
 
     def __init__(self, setup: WorkerSetup, worker: WorkerSpec) -> None:
         self._worker, self._handler = worker, cast("Any", worker.handler)
-        self._decode = worker.payload and make_model_decoder(worker.payload, f"consumer {worker.name}")
+        self._decode = worker.payload and make_model_decoder(
+            worker.payload, f"consumer {worker.name}"
+        )
         self._spans = HandlerSpans(worker)
         self._observers, self._names = setup.pipeline.observers, (worker.name, worker.channel.name)
 
@@ -438,7 +487,7 @@ class JobCaller:
         return self._end(begun_at, error)
 
     async def call_async(self, job: Any) -> BaseException | None:
-        """As ``call``, of one that is ``async def``: in a task of its own, within the worker's time limit."""
+        """Calls one that is ``async def``, in a task of its own, within the worker's time limit."""
         begun_at, error = self._begin(), None
         try:
             await _run_apart(self._handle_async(job))
@@ -457,7 +506,9 @@ class JobCaller:
         _started.set(started)
         self._decode_payload(job)
         with self._spans.around_call([job]), self._spans.around_item(job):
-            if (returned := await _within_limit(self._handler(job), self._worker.limit)) is not None:
+            if (
+                returned := await _within_limit(self._handler(job), self._worker.limit)
+            ) is not None:
                 _check_returned(self._worker, returned)
         _refuse_tasks(self._worker, started, [job])
 
@@ -472,7 +523,9 @@ class JobCaller:
 
     def _end(self, begun_at: float, error: BaseException | None) -> BaseException | None:
         if self._observers:
-            self._observers(HandlerEnded(*self._names, 1, monotonic() - begun_at, error_class(error)))
+            self._observers(
+                HandlerEnded(*self._names, 1, monotonic() - begun_at, error_class(error))
+            )
         return error
 
 
@@ -486,8 +539,10 @@ def _decode_payloads(decode: Decode, records: Sequence[Record]) -> None:
                 raise Culprit(index) from error
 
 
-def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """A handler of a loop's errors in place of asyncio's own, which logs an error's text."""
+def task_error_log(
+    consumer: ConsumerSpec,
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Returns a handler of a loop's errors that does not log an error's text, as asyncio's does."""
 
     def log_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = type(context.get("exception")).__name__
@@ -497,27 +552,32 @@ def task_error_log(consumer: ConsumerSpec) -> Callable[[asyncio.AbstractEventLoo
 
 
 def _uses(task: asyncio.Task[Any], session: AsyncSession | None, items: Sequence[Any]) -> bool:
-    """True if the session, the items or one of them is a variable of the task's coroutine."""
+    """Returns whether a variable of the task's coroutine is the session, the items or an item."""
     frame = getattr(task.get_coro(), "cr_frame", None)
     if frame is None or task is asyncio.current_task():
         return False
     variables = frame.f_locals.values()
     return any(
-        (variable is session and session is not None) or variable is items or _is_one(variable, items)
+        (variable is session and session is not None)
+        or variable is items
+        or _is_one(variable, items)
         for variable in variables
     )
 
 
 def _is_one(value: object, items: Sequence[Any]) -> bool:
-    """True if it is one of the items; a record is made anew each time, and equal to what it was."""
+    """Returns whether it is one of the items.
+
+    A record is made anew each time, and equal to what it was.
+    """
     return value in items if isinstance(value, Record) else any(value is item for item in items)
 
 
 def exit_text(consumer: ConsumerSpec, error: BaseException) -> str:
-    """Text about a handler that wants the process to end."""
+    """Returns text about a handler that wants the process to end."""
     return (
-        f"consumer {consumer.name}: the handler raised {type(error).__name__}; nothing of its batch is committed. "
-        "To have a batch retried, raise Snooze or any other exception"
+        f"consumer {consumer.name}: the handler raised {type(error).__name__}; nothing of its "
+        "batch is committed. To have a batch retried, raise Snooze or any other exception"
     )
 
 
@@ -527,6 +587,7 @@ def _refuse_running_loop(consumer: ConsumerSpec) -> None:
     except RuntimeError:
         return
     raise DeclarationError(
-        f"consumer {consumer.name} has an async handler, and its worker an event loop of its own; an event loop is running "
-        "in this thread. Run the worker in another: await asyncio.to_thread(worker.drain)"
+        f"consumer {consumer.name} has an async handler, and its worker an event loop of its own; "
+        "an event loop is running in this thread. Run the worker in another: await "
+        "asyncio.to_thread(worker.drain)"
     )

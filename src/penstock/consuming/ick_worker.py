@@ -1,15 +1,17 @@
-"""The worker of a consumer that reads an Ick.
+"""Runs the worker of a consumer that reads an Ick.
 
-    reserve at the Ick  →  lock the checkpoint's row  →  handler(session, members)  →  commit  →  exchange at the Ick
+    reserve at the Ick  →  lock the checkpoint's row  →  handler(session, members)  →  commit  →
+                        exchange at the Ick
 
-A visit to a shard is one reservation after the other: each exchange commits the members that are done and reserves the next.
-The end of a visit releases the reservation, so that other processes may work on the shard.  A process that dies during a
-visit leaves a reservation behind; another process takes it over once its heartbeat is ``TAKEOVER_AFTER_S`` old and no
-transaction in Postgres holds the shard.
+A visit to a shard is one reservation after the other: each exchange commits the members that are
+done and reserves the next.  The end of a visit releases the reservation, so that other processes
+may work on the shard.  A process that dies during a visit leaves a reservation behind; another
+process takes it over once its heartbeat is ``TAKEOVER_AFTER_S`` old and no transaction in Postgres
+holds the shard.
 
-The handler reads the tables as they are when it runs, so handling a member twice is harmless, and that is what a crash
-between the two commits leads to.  No member is forgotten: it leaves the Ick only under the reservation that gave it out, and
-what has made it dirty again in the meantime stays.
+The handler reads the tables as they are when it runs, so handling a member twice is harmless, and
+that is what a crash between the two commits leads to.  No member is forgotten: it leaves the Ick
+only under the reservation that gave it out, and what has made it dirty again in the meantime stays.
 """
 
 import os
@@ -24,7 +26,13 @@ import structlog
 from typing_extensions import override
 
 from penstock.channels.ick.marking import update_progress
-from penstock.channels.ick.reservations import Busy, HolderWatch, Reservation, Reservations, Superseded
+from penstock.channels.ick.reservations import (
+    Busy,
+    HolderWatch,
+    Reservation,
+    Reservations,
+    Superseded,
+)
 from penstock.channels.isolation import leaving_out
 from penstock.channels.routing import ick_shard_keys
 from penstock.channels.server import redis_errors
@@ -51,29 +59,38 @@ MAX_SCORE_S = 2**40
 
 @dataclass(frozen=True, slots=True)
 class ReservedMember:
-    """A member that is reserved; its score is since when it is dirty, in seconds since 1970, if the pipeline has marked it."""
+    """A member that is reserved.
+
+    Its score is since when it is dirty, in seconds since 1970, if the pipeline has marked it.
+    """
 
     member: bytes
     score: float
 
     @property
     def text(self) -> str:
-        """The member for the handler; bytes that are not UTF-8 are shown by their numbers."""
+        """Returns the member for the handler; bytes that are not UTF-8 are shown as numbers."""
         return self.member.decode(errors="backslashreplace").replace("\x00", "\\x00")
 
     @property
     def is_text(self) -> bool:
-        """True if UTF-8 and Postgres can hold the member."""
+        """Returns whether UTF-8 and Postgres can hold the member."""
         return self.text.encode() == self.member
 
     @property
     def since_us(self) -> int:
-        """Since when it is dirty, in microseconds since 1970; 0 if its score is no such time."""
+        """Returns since when it is dirty, in microseconds since 1970.
+
+        0 if its score is no such time.
+        """
         return int(self.score * MICROSECONDS) if 0 <= self.score < MAX_SCORE_S else 0
 
 
 class IckMembers:
-    """Members of an Ick: all that are given, in any order.  The checkpoint's row is locked, and does not move."""
+    """Members of an Ick: all that are given, in any order.
+
+    The checkpoint's row is locked, and does not move.
+    """
 
     name = "members"
 
@@ -89,7 +106,9 @@ class IckMembers:
             if checkpoint is None:
                 return TransactionPlan(Delivered())
             if checkpoint.is_stopped:
-                return TransactionPlan(Delivered(halted=checkpoint.halted, is_paused=checkpoint.is_paused))
+                return TransactionPlan(
+                    Delivered(halted=checkpoint.halted, is_paused=checkpoint.is_paused)
+                )
             _refuse_bytes(members)
             texts = [member.text for member in members]
             return TransactionPlan(
@@ -98,7 +117,9 @@ class IckMembers:
                     applied=len(members),
                     members=[member.member for member in members],
                     latencies_us=[
-                        max(0, checkpoint.clock_us - member.since_us) for member in members if member.since_us
+                        max(0, checkpoint.clock_us - member.since_us)
+                        for member in members
+                        if member.since_us
                     ],
                 ),
                 [*texts],  # the handler's own: it may take members from it
@@ -118,12 +139,19 @@ class IckMembers:
             if checkpoint is None or checkpoint.is_stopped:
                 return TransactionPlan(Delivered())  # it stays dirty
             self._dead_letters.write_member(
-                store, shard, member.text, since_us=member.since_us, reason=reason, attempts=attempts
+                store,
+                shard,
+                member.text,
+                since_us=member.since_us,
+                reason=reason,
+                attempts=attempts,
             )
             last = f"the last is {self.describe(shard, member)}: {reason}"
             halted = break_circuit(self._consumer, self._checkpoints, store, shard, last)
             return TransactionPlan(
-                Delivered(position=checkpoint.offset, dead=1, members=[member.member], halted=halted),
+                Delivered(
+                    position=checkpoint.offset, dead=1, members=[member.member], halted=halted
+                ),
                 advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
             )
 
@@ -148,11 +176,11 @@ class IckMembers:
         return member.member
 
     def how_to_go_past(self, _shard: ShardName, _last: Offset) -> str:
-        """Nothing is passed: to process members again does no harm."""
+        """Returns the command that passes nothing: to process members again does no harm."""
         return f"penstock reset checkpoint {self._consumer.name} --resume --apply"
 
     def renew(self, members: Sequence[ReservedMember]) -> None:
-        """Nothing to do: a handler gets texts."""
+        """Does nothing: a handler gets texts."""
 
     def describe(self, shard: ShardName, member: ReservedMember) -> str:
         """Shows the member, which is a key."""
@@ -164,7 +192,10 @@ class IckMembers:
 
 
 def plan_progress(shard: ShardName, done_up_to: Offset) -> Planner[None]:
-    """Moves the checkpoint: everything up to ``done_up_to`` is done.  It never goes back."""
+    """Moves the checkpoint: everything up to ``done_up_to`` is done.
+
+    It never goes back.
+    """
 
     def planner(_: Store[Executor], locked: Locked) -> TransactionPlan[None]:
         checkpoint = locked.get(shard)
@@ -176,7 +207,7 @@ def plan_progress(shard: ShardName, done_up_to: Offset) -> Planner[None]:
 
 
 def _refuse_bytes(members: Sequence[ReservedMember]) -> None:
-    """A member that is not text fails by itself, before a handler sees it."""
+    """Raises for a member that is not text: it fails by itself, before a handler sees it."""
     for index, member in enumerate(members):
         if not member.is_text:
             error = InvalidPayload("the member is not text that UTF-8 and Postgres can hold")
@@ -266,7 +297,10 @@ class IckWorker(Worker):
             consumed = self.round(block_ms=0)
             applied += consumed.applied
             report(consumed)
-            if self._is_paused or set(self._occupied()) <= self._halted | self._unusable.errors.keys():
+            if (
+                self._is_paused
+                or set(self._occupied()) <= self._halted | self._unusable.errors.keys()
+            ):
                 break
             if consumed.idle:
                 self._pause(IDLE_PAUSE_S)
@@ -275,7 +309,10 @@ class IckWorker(Worker):
         return applied
 
     def _occupied(self) -> list[ShardName]:
-        """The shards that have members: dirty, reserved or held.  Writes nothing."""
+        """Returns the shards that have members: dirty, reserved or held.
+
+        Writes nothing.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for shard in self._shards:
             keys = self._icks[shard].keys
@@ -286,13 +323,16 @@ class IckWorker(Worker):
         return [s for i, s in enumerate(self._shards) if any(answers[3 * i : 3 * i + 3])]
 
     def _waiting(self) -> list[ShardName]:
-        """The shards that have members and are not to be left alone, beginning anywhere: processes should spread."""
+        """Returns the shards that have members and are not left alone, beginning anywhere.
+
+        Processes should spread.
+        """
         shards = self._awake(self._occupied())
         start = random.randrange(len(shards)) if shards else 0  # noqa: S311  not for secrets
         return shards[start:] + shards[:start]
 
     def _visit(self, shard: ShardName, consumed: Consumed) -> None:
-        """Batch after batch of one shard, for a while."""
+        """Delivers batch after batch of one shard, for a while."""
         ick = self._icks[shard]
         answer = self._reserve(shard)
         if isinstance(answer, Busy):
@@ -324,11 +364,13 @@ class IckWorker(Worker):
             return answer
         if not self._is_free(shard):
             return answer
-        log.warning("taking over", consumer=self.consumer.name, shard=str(shard), holder=answer.holder)
+        log.warning(
+            "taking over", consumer=self.consumer.name, shard=str(shard), holder=answer.holder
+        )
         return ick.reserve(in_place_of=answer)
 
     def _is_free(self, shard: ShardName) -> bool:
-        """True if nobody works on the shard now, as far as Postgres knows."""
+        """Returns whether nobody works on the shard now, as far as Postgres knows."""
         try:
             return self._opened().write(shard, lambda *_: None)
         except NotApplied:  # not known
@@ -358,9 +400,13 @@ class IckWorker(Worker):
             self._halted.add(shard)
 
     def _advance_checkpoints(self) -> None:
-        """Moves the checkpoints up to the processed marks, so that retention keeps nothing before them."""
+        """Moves the checkpoints up to the processed marks.
+
+        Retention keeps nothing before them.
+        """
         transaction = self._opened()
-        with suppress(ServerUnavailable):  # an idle worker has to notice that it is not registered any more
+        # an idle worker has to notice that it is not registered any more
+        with suppress(ServerUnavailable):
             transaction.read(self._checkpoints.all)
         answers = self._ask_usable(update_progress, self._shards)
         for shard, progress in answers.items():

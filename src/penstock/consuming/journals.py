@@ -1,7 +1,9 @@
-"""The journal of a channel, as a consumer's worker uses it: in the consumer's own database, or in that of a source.
+"""Registers a worker at its channel's journal, and reads there what the log has lost.
 
-A worker registers there, so that retention waits for it, and reads the records that the log has lost.  A source may be
-restored under a consumer that goes on: its journal is asked whether it still has what was applied, and what comes next.
+The journal is in the consumer's own database, or in that of a source.  A worker registers there, so
+that retention waits for it, and reads the records that the log has lost.  A source may be restored
+under a consumer that goes on: its journal is asked whether it still has what was applied, and what
+comes next.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +25,8 @@ from penstock.journal.lineage import check_tails
 from penstock.records import Offset, OffsetRange, Record, ShardName
 
 Read = Callable[[Callable[[Store[Executor]], Any]], Any]
-"""Calls a function that reads from the consumer's own database, in a transaction, and returns its result."""
+"""Calls a function that reads from the consumer's own database, in a transaction, and returns its
+result."""
 
 
 def within(store: Store[Executor]) -> Read:
@@ -61,30 +64,50 @@ class Journal(Protocol):
     away: Errors  # those by which one in another database says that it cannot be read now
 
     def register(self, store: Store, /) -> tuple[list[ShardName], frozenset[ShardName]]:
-        """Registers the consumer, so that retention waits for it; returns the worker's shards, and the channel's.
+        """Registers the consumer, so that retention waits for it.
 
-        ``store`` is the consumer's own database.
+        Returns the worker's shards, and the channel's. ``store`` is the consumer's own database.
         """
 
-    def open(self, store: Store, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable, /) -> None:
+    def open(
+        self,
+        store: Store,
+        client: RedisClient,
+        shards: Sequence[ShardName],
+        on_unusable: OnUnusable,
+        /,
+    ) -> None:
         """Compares the logs of shards with it, or gets ready to."""
 
     def report_if_due(self, transaction: HandlerTransaction, /) -> Verdicts:
-        """As ``report``, now and then; passes over a server that is away."""
+        """Calls ``report`` now and then; passes over a server that is away."""
 
     def report(self, transaction: HandlerTransaction, /) -> Verdicts:
-        """Reports the checkpoints, and compares the histories; returns verdicts about the shards that have diverged."""
+        """Reports the checkpoints, and compares the histories.
 
-    def confirm(self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable, /) -> Verdicts:
-        """Returns verdicts about the shards whose records, all read by now, are of an epoch that was not accepted before."""
+        Returns verdicts about the shards that have diverged.
+        """
+
+    def confirm(
+        self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable, /
+    ) -> Verdicts:
+        """Returns verdicts about shards whose records are of an epoch that was not accepted before.
+
+        All of these records are read by now.
+        """
 
     def backfill(
         self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit, /
     ) -> Sequence[Record]:
-        """Reads the first records between two offsets, both excluded; ``Gap`` if the journal lacks the first of them."""
+        """Reads the first records between two offsets, both excluded.
 
-    def note_reached(self, plan: TransactionPlan[Result], records: ShardRecords, /) -> TransactionPlan[Result]:
-        """Returns the plan, which also writes for the journal the record that each checkpoint moves to."""
+        Raises ``Gap`` if the journal lacks the first of them.
+        """
+
+    def note_reached(
+        self, plan: TransactionPlan[Result], records: ShardRecords, /
+    ) -> TransactionPlan[Result]:
+        """Returns the plan, which also writes the record that each checkpoint moves to."""
 
     def warn_away(self, error: Exception, /) -> None:
         """Logs that the journal is away, and its shards wait."""
@@ -94,13 +117,19 @@ class Journal(Protocol):
 
 
 class LocalJournal:
-    """The journal in the consumer's own database, which is as far as the checkpoints: nothing to ask or to report."""
+    """The journal in the consumer's own database, which is as far as the checkpoints.
+
+    There is nothing to ask or to report.
+    """
 
     in_source = False
     away: Errors = ()
 
     def __init__(self, consumer: ConsumerSpec, chosen: Collection[int] | None = None) -> None:
-        """Sets up; ``chosen`` are the declared shards to work on, None takes all: see ``WorkerSetup``."""
+        """Sets up; ``chosen`` are the declared shards to work on, None takes all.
+
+        See ``WorkerSetup``.
+        """
         self._consumer, self._chosen = consumer, chosen
 
     def register(self, store: Store) -> tuple[list[ShardName], frozenset[ShardName]]:
@@ -115,36 +144,52 @@ class LocalJournal:
         ]
         return shards, frozenset(names)
 
-    def open(self, store: Store, client: RedisClient, shards: Sequence[ShardName], on_unusable: OnUnusable) -> None:
-        """A shard that cannot be compared is skipped by the first round that cannot read it."""
+    def open(
+        self,
+        store: Store,
+        client: RedisClient,
+        shards: Sequence[ShardName],
+        on_unusable: OnUnusable,
+    ) -> None:
+        """Compares the shards.
+
+        One that cannot be compared is skipped by the first round that cannot read it.
+        """
         check_tails(store, client, shards, on_unusable)
 
     def confirm(self, *_: object) -> Verdicts:
-        """Nothing is doubted, nor is there anything to report."""
+        """Returns no verdicts: nothing is doubted, nor is there anything to report."""
         return {}
 
     report = report_if_due = confirm
 
-    def backfill(self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit) -> Sequence[Record]:
+    def backfill(
+        self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit
+    ) -> Sequence[Record]:
         """Reads from the own database alone."""
         records: list[Record] = read(lambda store: backfill(store, shard, position, end, limit))
         return records
 
-    def note_reached(self, plan: TransactionPlan[Result], _: ShardRecords) -> TransactionPlan[Result]:
-        """Nothing to do."""
+    def note_reached(
+        self, plan: TransactionPlan[Result], _: ShardRecords
+    ) -> TransactionPlan[Result]:
+        """Returns the plan as it is."""
         return plan
 
     def warn_away(self, error: Exception) -> None:
-        """Never called."""
+        """Does nothing: it is never called."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
-def backfill(store: Store[Executor], shard: ShardName, position: Offset, end: Offset, limit: Limit) -> list[Record]:
-    """The first records between two offsets, both excluded, from the journal; ``Gap`` if it lacks the first of them.
+def backfill(
+    store: Store[Executor], shard: ShardName, position: Offset, end: Offset, limit: Limit
+) -> list[Record]:
+    """Returns the first records between two offsets, both excluded, from the journal.
 
-    At least one, and no more once their payloads exceed ``max_bytes``.
+    Raises ``Gap`` if it lacks the first of them. At least one, and no more once their payloads
+    exceed ``max_bytes``.
     """
     last = Offset(min(end - 1, position + limit.records))
     range_ = OffsetRange(shard, Offset(position + 1), last)
@@ -153,9 +198,10 @@ def backfill(store: Store[Executor], shard: ShardName, position: Offset, end: Of
         values = {"channel": shard.channel, "shard": shard.shard, "after": position}
         [(begin, goes_on)] = store.rows("journal_begins", values)
         gap = Gap(
-            f"{shard}: the checkpoint stands at offset {position}, the log goes on at {end}, and the journal begins at "
-            f"{begin}: {format_count(end - position - 1, 'record')} between, removed before this consumer had passed them. "
-            "Start it from the tables, or accept the loss"
+            f"{shard}: the checkpoint stands at offset {position}, the log goes on at {end}, and "
+            f"the journal begins at {begin}: {format_count(end - position - 1, 'record')} between, "
+            "removed before this consumer had passed them. Start it from the tables, or accept the "
+            "loss"
         )
         candidates = (end, goes_on or end, records[0].offset if records else end)
         gap.last = min(candidates) - 1

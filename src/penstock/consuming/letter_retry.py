@@ -1,10 +1,11 @@
-"""Dead letters tried again: by an operator's command, or by a worker that the console has asked.
+"""Retries dead letters, for an operator's command, or in a worker that the console has asked.
 
-A retry is like a first delivery: the handler's effects and the removal of the dead letter are one transaction.  It holds
-the checkpoint's row meanwhile, as the worker does, so that no later record of the key is parked, or applied, at that moment.
-Records of one key are retried in the order of the log, from the oldest shards on; after one that fails, the others of its key
-stay.  One of whose key a later record was applied is retried only if that is wanted: its effect would come after the later one.
-The consumer has noted that record at the dead letter, in the transaction of its effect.
+A retry is like a first delivery: the handler's effects and the removal of the dead letter are one
+transaction.  It holds the checkpoint's row meanwhile, as the worker does, so that no later record
+of the key is parked, or applied, at that moment.  Records of one key are retried in the order of
+the log, from the oldest shards on; after one that fails, the others of its key stay.  One of whose
+key a later record was applied is retried only if that is wanted: its effect would come after the
+later one.  The consumer has noted that record at the dead letter, in the transaction of its effect.
 
 A dead letter of a queue is staged again instead: as a new record, at the end of its tenant's line.
 """
@@ -53,36 +54,46 @@ class DeadLetterRow:
     parked: bool  # it did not fail itself: an earlier record of its key did
     failed_at: datetime  # time of its last failure
     later_shard: int | None = None  # shard of the first later record of its key that was applied
-    later_offset: int = 0  # offset of that one; 0 if none was applied, and for what has no order: members and jobs
-    retry_requested_at: datetime | None = None  # when a worker was asked to retry it, and has not begun yet
+    # offset of that one; 0 if none was applied, and for what has no order: members and jobs
+    later_offset: int = 0
+    # when a worker was asked to retry it, and has not begun yet
+    retry_requested_at: datetime | None = None
 
     @property
     def place(self) -> Place:
-        """The place of its record."""
+        """Returns the place of its record."""
         return Place(ShardName(self.channel, Shard(self.shard)), Offset(self.offset))
 
     @property
     def superseded_by(self) -> str:
-        """The place of a later record of its key that was applied; empty if there is none."""
+        """Returns the place of a later applied record of its key; empty if there is none."""
         return find_later(self.channel, self.later_shard, self.later_offset)
 
 
 def find_later(channel: str, shard: int | None, offset: int | None) -> str:
-    """``superseded_by`` of a dead letter, from the columns of its row."""
+    """Returns ``superseded_by`` of a dead letter, from the columns of its row."""
     if offset is None or shard is None:
         return ""
     return str(Place(ShardName(channel, Shard(shard)), Offset(offset)))
 
 
 def letter_key(letter: DeadLetterRow) -> dict[str, str | int]:
-    """The values that name its row."""
-    return {"consumer": letter.consumer, "channel": letter.channel, "shard": letter.shard, "offset": letter.offset}
+    """Returns the values that name its row."""
+    return {
+        "consumer": letter.consumer,
+        "channel": letter.channel,
+        "shard": letter.shard,
+        "offset": letter.offset,
+    }
 
 
 def letter_keys(letters: Sequence[DeadLetterRow]) -> dict[str, list[Any]]:
-    """The values that name the rows of several."""
+    """Returns the values that name the rows of several."""
     keys = [letter_key(letter) for letter in letters]
-    return {f"{name}s": [key[name] for key in keys] for name in ("consumer", "channel", "shard", "offset")}
+    return {
+        f"{name}s": [key[name] for key in keys]
+        for name in ("consumer", "channel", "shard", "offset")
+    }
 
 
 def _position(letter: DeadLetterRow) -> tuple[str, int, int]:
@@ -90,7 +101,10 @@ def _position(letter: DeadLetterRow) -> tuple[str, int, int]:
 
 
 def make_record(letter: DeadLetterRow, row: Sequence[Any]) -> Record:
-    """The record of a letter's row, whose first seven columns are number, key, action, object, data, headers, time of staging."""
+    """Returns the record of a letter's row.
+
+    Its first seven columns are number, key, action, object, data, headers, time of staging.
+    """
     return Record(letter.channel, Shard(letter.shard), Offset(letter.offset), *row[:7])
 
 
@@ -104,10 +118,13 @@ class Retried:
     """The outcome of a retry."""
 
     letter: DeadLetterRow
-    # ``applied``; ``cancelled`` by the handler; ``failed`` again; ``kept``, because one of its key before it failed;
-    # ``superseded``, and not retried: a later record of its key was applied; ``held``, because another process works on its
-    # shard all the time; ``gone`` meanwhile; of a queue: ``staged`` again
-    outcome: Literal["applied", "cancelled", "failed", "kept", "superseded", "held", "gone", "staged"]
+    # ``applied``; ``cancelled`` by the handler; ``failed`` again; ``kept``, because one of its key
+    # before it failed; ``superseded``, and not retried: a later record of its key was applied;
+    # ``held``, because another process works on its shard all the time; ``gone`` meanwhile; of a
+    # queue: ``staged`` again
+    outcome: Literal[
+        "applied", "cancelled", "failed", "kept", "superseded", "held", "gone", "staged"
+    ]
     reason: str = ""  # cause of the failure, or reason that it was not retried
 
 
@@ -131,9 +148,10 @@ class LetterTrial:
         superseded: bool = False,
         heeds_pause: bool = False,
     ) -> None:
-        """Sets up; ``make_frame`` is for a set-based consumer, ``patience_s`` for a shard that another process holds.
+        """Sets up; ``make_frame`` is for a set-based consumer.
 
-        ``superseded`` also retries those of whose key a later record was applied; ``heeds_pause``: not while it is paused.
+        ``patience_s`` is for a shard that another process holds. ``superseded`` also retries those
+        of whose key a later record was applied; ``heeds_pause``: not while it is paused.
         """
         self._transaction, self._consumer = transaction, consumer
         self._patience_s, self._heeds_pause = patience_s, heeds_pause
@@ -170,9 +188,10 @@ class LetterTrial:
             raise
 
     def _apply(self, letter: DeadLetterRow, plan: Planner[Result]) -> Result:
-        """Between two transactions of a worker: its next one leaves the shard alone while this one holds it.
+        """Runs between two transactions of a worker, whose next one leaves the held shard alone.
 
-        Waiting for the row's lock is no way: at REPEATABLE READ it fails if the worker has moved the checkpoint meanwhile.
+        Waiting for the row's lock is no way: at REPEATABLE READ it fails if the worker has moved
+        the checkpoint meanwhile.
         """
         shard = letter.place.shard
 
@@ -192,8 +211,10 @@ class LetterTrial:
                     raise _ShardBusy from failed
             sleep(LOCK_POLL_S)
 
-    def _plan(self, letter: DeadLetterRow, outcome: Literal["applied", "cancelled"] = "applied") -> Planner[Retried]:
-        """Effect and removal in one transaction; of one that the handler has cancelled, the removal alone."""
+    def _plan(
+        self, letter: DeadLetterRow, outcome: Literal["applied", "cancelled"] = "applied"
+    ) -> Planner[Retried]:
+        """Plans effect and removal in one transaction; of a cancelled letter, the removal."""
 
         def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[Retried]:
             checkpoint = locked[letter.place.shard]
@@ -212,7 +233,10 @@ class LetterTrial:
                 return TransactionPlan(_superseded(letter, later))
             if earlier_shard is not None and self._consumer.park_key:
                 earlier = ShardName(letter.channel, Shard(earlier_shard))
-                why = f"{Place(earlier, Offset(earlier_offset))} of its key is dead-lettered, and comes first"
+                why = (
+                    f"{Place(earlier, Offset(earlier_offset))} of its key is dead-lettered, and "
+                    "comes first"
+                )
                 return TransactionPlan(Retried(letter, "kept", why))
 
             def settle(store: Store[Executor]) -> None:
@@ -232,7 +256,7 @@ class LetterTrial:
         return planner
 
     def _items(self, record: Record) -> Any:
-        """The handler's argument."""
+        """Returns the handler's argument."""
         if self._consumer.dataframe and self._make_frame is not None:
             return self._make_frame(record)
         return as_records([record]) if self._consumer.channel.traits.has_payloads else [record.key]
@@ -240,7 +264,9 @@ class LetterTrial:
     def _note(self, letter: DeadLetterRow, reason: str) -> None:
         """Notes why it failed again; if that is impossible, the reason that it had stays."""
         try:
-            self._apply(letter, _plan_statement("failed_again", {**letter_key(letter), "reason": reason}))
+            self._apply(
+                letter, _plan_statement("failed_again", {**letter_key(letter), "reason": reason})
+            )
         except NotApplied as failed:
             _raise_if_not_its_fault(letter, failed)
 
@@ -249,9 +275,10 @@ def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
     """Raises what another letter would meet as well."""
     if isinstance(failed.error, HandlerCommitted):
         raise HandlerCommitted(
-            f"consumer {letter.consumer}: the handler committed the transaction that removes the dead letter: its effects are in the "
-            "database, and would be doubled by another retry. Take the COMMIT out of the handler, and see to the effects of this "
-            f"record, then: penstock dead-letters drop {letter.consumer} '{letter.place}' --apply"
+            f"consumer {letter.consumer}: the handler committed the transaction that removes the "
+            "dead letter: its effects are in the database, and would be doubled by another retry. "
+            "Take the COMMIT out of the handler, and see to the effects of this record, then: "
+            f"penstock dead-letters drop {letter.consumer} '{letter.place}' --apply"
         ) from failed.error
     if isinstance(failed.outcome, Broken):
         raise failed.error
@@ -275,20 +302,28 @@ ASK_EVERY_S = 2.0
 """Interval, in seconds, at which a worker asks whether letters are to be retried."""
 
 PATIENCE_S = 0.5
-"""Seconds that a worker waits for a shard that another process holds; then the letter stays requested."""
+"""Seconds that a worker waits for a shard that another process holds; then the letter stays
+requested."""
 
 
 class RequestedRetries:
-    """Retries what an operator has asked a consumer's workers to retry, between the rounds of one of them.
+    """Retries what an operator has asked a consumer's workers to retry, between their rounds.
 
-    A request ends when a worker takes it, before it calls the handler, so that a letter that kills the process is not retried for ever.
+    A request ends when a worker takes it, before it calls the handler, so that a letter that kills
+    the process is not retried for ever.
     """
 
-    def __init__(self, consumer: ConsumerSpec, make_frame: Callable[[Record], Any] | None = None) -> None:
+    def __init__(
+        self, consumer: ConsumerSpec, make_frame: Callable[[Record], Any] | None = None
+    ) -> None:
         """Sets up; without ``make_frame`` those of a set-based consumer are left to others."""
         self._consumer, self._make_frame = consumer, make_frame
         is_worker = isinstance(consumer, WorkerSpec)
-        self._which = {"consumer": consumer.name, "channel": consumer.channel.name, "of_any": is_worker}
+        self._which = {
+            "consumer": consumer.name,
+            "channel": consumer.channel.name,
+            "of_any": is_worker,
+        }
         self._ask_at = 0.0
 
     def retry(self, transaction: HandlerTransaction) -> None:
@@ -305,7 +340,9 @@ class RequestedRetries:
                 raise
             self._ask_at = 0.0  # another worker has taken some of them
             return
-        trial = LetterTrial(transaction, self._consumer, self._make_frame, patience_s=PATIENCE_S, heeds_pause=True)
+        trial = LetterTrial(
+            transaction, self._consumer, self._make_frame, patience_s=PATIENCE_S, heeds_pause=True
+        )
         for letter in letters:
             self._retry_one(transaction, trial, letter)
         if letters:  # there may be more
@@ -319,7 +356,9 @@ class RequestedRetries:
         rows = store.rows("take_requested_retries", self._which)
         return TransactionPlan(sorted((DeadLetterRow(*row) for row in rows), key=_position))
 
-    def _retry_one(self, transaction: HandlerTransaction, trial: LetterTrial, letter: DeadLetterRow) -> None:
+    def _retry_one(
+        self, transaction: HandlerTransaction, trial: LetterTrial, letter: DeadLetterRow
+    ) -> None:
         names = {"consumer": letter.consumer, "place": str(letter.place)}
         try:
             retried = trial.run(letter)
@@ -334,4 +373,6 @@ class RequestedRetries:
 
     def _request_again(self, transaction: HandlerTransaction, letter: DeadLetterRow) -> None:
         plan = _plan_statement("request_retries", letter_keys([letter]))
-        retry_conflicts(lambda: transaction.apply([], plan), lambda seconds: pause(seconds, lambda: False))
+        retry_conflicts(
+            lambda: transaction.apply([], plan), lambda seconds: pause(seconds, lambda: False)
+        )

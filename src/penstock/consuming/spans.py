@@ -1,14 +1,18 @@
-"""Spans around a consumer's handler, if the process has given OpenTelemetry a provider; otherwise nothing happens here.
+"""Makes spans around a consumer's handler, if the process has given OpenTelemetry a provider.
 
-    trace="link"     a span for each call of the transaction's handler, linked to the spans that staged its records
+Otherwise nothing happens here.
+
+    trace="link"     a span for each call of the transaction's handler, linked to the spans that
+                     staged its records
     trace="child"    a span for each record or job, a child of the one that staged it
 
-The span is current while the handler runs, so that its statements and what it stages go on in the trace.  Each attempt has a
-span of its own: one that failed has the status ERROR and the class of the error, never its text, which may quote a payload.
-What a handler raises to say something, such as ``Snooze``, is an event.
+The span is current while the handler runs, so that its statements and what it stages go on in the
+trace.  Each attempt has a span of its own: one that failed has the status ERROR and the class of
+the error, never its text, which may quote a payload.  What a handler raises to say something, such
+as ``Snooze``, is an event.
 
-That OpenTelemetry is imported says nothing: redis-py does it where the package is installed.  A span that cannot be made is
-logged, once, and left out: no handler fails for it.
+That OpenTelemetry is imported says nothing: redis-py does it where the package is installed.  A
+span that cannot be made is logged, once, and left out: no handler fails for it.
 """
 
 import re
@@ -33,9 +37,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
 MAX_LINKS = 8
-"""Most records whose headers are read for a span: each link costs as much as the delivery of two records."""
+"""Most records whose headers are read for a span: each link costs as much as the delivery of two
+records."""
 
-SYSTEM, OPERATION, OPERATION_TYPE = "messaging.system", "messaging.operation.name", "messaging.operation.type"
+SYSTEM, OPERATION, OPERATION_TYPE = (
+    "messaging.system",
+    "messaging.operation.name",
+    "messaging.operation.type",
+)
 CHANNEL, CONSUMER, SHARD = (
     "messaging.destination.name",
     "messaging.consumer.group.name",
@@ -43,7 +52,8 @@ CHANNEL, CONSUMER, SHARD = (
 )
 COUNT, RECORD, ERROR = "messaging.batch.message_count", "messaging.message.id", "error.type"
 ATTEMPT = "penstock.attempt"
-"""Names of the attributes, by the messaging conventions of OpenTelemetry, which are in development."""
+"""Names of the attributes, by the messaging conventions of OpenTelemetry, which are in
+development."""
 
 log = structlog.get_logger("penstock.consumer")
 
@@ -70,13 +80,16 @@ class HandlerSpans:
         self._has_failed = False
 
     def around_call(self, items: Any) -> AbstractContextManager[None]:
-        """The span around a transaction's handler, if there is one for all its items; a DataFrame has no links."""
+        """Returns the span around a transaction's handler, if there is one for all its items.
+
+        A DataFrame has no links.
+        """
         if self.has_children or not _is_traced():
             return _NOTHING
         return self._open(items if isinstance(items, Sequence) else (), is_child=False)
 
     def around_item(self, item: Any) -> AbstractContextManager[None]:
-        """The span around one item, if each has its own."""
+        """Returns the span around one item, if each has its own."""
         if not self.has_children or not _is_traced():
             return _NOTHING
         return self._open([item], is_child=True)
@@ -90,12 +103,16 @@ class HandlerSpans:
             except Exception as error:  # noqa: BLE001  the application's provider must not fail its handlers
                 if not self._has_failed:
                     self._has_failed = True
-                    log.warning("no span", consumer=self._common[CONSUMER], error=type(error).__name__)
+                    log.warning(
+                        "no span", consumer=self._common[CONSUMER], error=type(error).__name__
+                    )
             try:
                 yield
             except BaseException as error:
                 if span is not None:
-                    _note_error(span, error.__cause__ or error if isinstance(error, Culprit) else error)
+                    _note_error(
+                        span, error.__cause__ or error if isinstance(error, Culprit) else error
+                    )
                 raise
 
     def _begin(self, items: Sequence[Any], *, is_child: bool) -> "AbstractContextManager[Span]":
@@ -105,8 +122,11 @@ class HandlerSpans:
         if self._tracer is None:
             self._tracer = trace.get_tracer("penstock", find_release())
         contexts = _read_contexts(items)
-        # Never a child of a span that happens to be current: a web process may work on records in the middle of a request.
-        parent = trace.NonRecordingSpan(contexts[0]) if is_child and contexts else trace.INVALID_SPAN
+        # Never a child of a span that happens to be current: a web process may work on records in
+        # the middle of a request.
+        parent = (
+            trace.NonRecordingSpan(contexts[0]) if is_child and contexts else trace.INVALID_SPAN
+        )
         return self._tracer.start_as_current_span(
             self._name,
             trace.set_span_in_context(parent, Context()),
@@ -130,9 +150,10 @@ class HandlerSpans:
 
 
 def _is_traced() -> bool:
-    """True if the process has given OpenTelemetry a provider of spans."""
+    """Returns whether the process has given OpenTelemetry a provider of spans."""
     trace = sys.modules.get(OPENTELEMETRY)
-    find_provider = getattr(trace, "get_tracer_provider", None)  # missing while another thread imports the module
+    # missing while another thread imports the module
+    find_provider = getattr(trace, "get_tracer_provider", None)
     return find_provider is not None and not isinstance(find_provider(), trace.ProxyTracerProvider)  # type: ignore[union-attr]
 
 
@@ -149,7 +170,7 @@ def _note_error(span: "Span", error: BaseException) -> None:
 
 
 def _read_contexts(items: Sequence[Any]) -> "list[SpanContext]":
-    """The spans that staged the first items whose headers name one, each once."""
+    """Returns the spans that staged the first items whose headers name one, each once."""
     if isinstance(items, Records):
         headers = items.headers_json  # without making the records
     else:
@@ -170,7 +191,10 @@ def _read_contexts(items: Sequence[Any]) -> "list[SpanContext]":
 
 
 def _read_context(headers: object) -> "SpanContext | None":
-    """The span that headers name; None if they are not as W3C wants them.  OpenTelemetry's own parser takes ten times as long."""
+    """Returns the span that headers name; None if they are not as W3C wants them.
+
+    OpenTelemetry's own parser takes ten times as long.
+    """
     trace = sys.modules[OPENTELEMETRY]
     fields = headers if isinstance(headers, dict) else {}
     traceparent, tracestate = fields.get(TRACEPARENT), fields.get(TRACESTATE)

@@ -1,13 +1,17 @@
-"""The handler's transaction: the only code that locks checkpoints, calls a handler, advances and commits.
+"""Runs the handler's transaction.
 
-    BEGIN  →  lock the checkpoints' rows  →  plan  →  handler(session, items)  →  settle  →  advance  →  COMMIT
+No other code locks checkpoints, calls a handler, advances and commits.
 
-The plan says which items are due, and what is written with them: records of a log, members of an Ick, a DataFrame, or a dead
-letter that is retried.  Effects and checkpoints are one transaction, so delivery may be repeated, by anyone, and the effect
-happens once.
+    BEGIN  →  lock the checkpoints' rows  →  plan  →  handler(session, items)  →  settle  →  advance
+           →  COMMIT
 
-A failure between BEGIN and the answer to COMMIT is raised as ``NotApplied``, with its meaning for the items.  A
-server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: nothing was tried.
+The plan says which items are due, and what is written with them: records of a log, members of an
+Ick, a DataFrame, or a dead letter that is retried.  Effects and checkpoints are one transaction, so
+delivery may be repeated, by anyone, and the effect happens once.
+
+A failure between BEGIN and the answer to COMMIT is raised as ``NotApplied``, with its meaning for
+the items.  A server that cannot be reached, or cannot even lock, is ``ServerUnavailable``: nothing
+was tried.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
@@ -27,7 +31,14 @@ from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
 from penstock.crash_points import crashpoint
 from penstock.database import driver_errors
 from penstock.database.connections import silent_for
-from penstock.database.driver_errors import CONFLICTS, ErrorKind, classify, driver_error, postgres_errors, sqlstate
+from penstock.database.driver_errors import (
+    CONFLICTS,
+    ErrorKind,
+    classify,
+    driver_error,
+    postgres_errors,
+    sqlstate,
+)
 from penstock.database.executor import CommittingExecutor, Executor, make_executor
 from penstock.database.store import Store
 from penstock.errors import BrokenTransaction, HandlerCommitted, HandlerExited
@@ -40,7 +51,8 @@ log = structlog.get_logger("penstock.consumer")
 Result = TypeVar("Result")
 
 AFTER_COMMIT = "penstock_after_commit"
-"""Key in the ``info`` of a connection: functions that are called when its transaction is committed, and do not raise."""
+"""Key in the ``info`` of a connection: functions that are called when its transaction is committed,
+and do not raise."""
 
 Locked = Mapping[ShardName, Checkpoint]
 """The checkpoints that this transaction holds; those that another process works on are missing."""
@@ -67,16 +79,20 @@ class HandlerTransaction:
     """Transactions of one consumer, one after the other, on a connection that is kept."""
 
     after_commit: ClassVar[str] = (
-        "the handler committed the transaction that carries the checkpoint: its effects are in the database, and "
-        "would be doubled by another attempt. Take the COMMIT out of the handler, and see to the effects of this batch"
+        "the handler committed the transaction that carries the checkpoint: its effects are in the "
+        "database, and would be doubled by another attempt. Take the COMMIT out of the handler, "
+        "and see to the effects of this batch"
     )
-    """Text about a handler that has committed; the caller adds the command that goes on behind its records."""
+    """Text about a handler that has committed; the caller adds the command that goes on behind its
+    records."""
 
-    def __init__(self, setup: WorkerSetup, *, server_start_us: int | None = None, in_task: bool = False) -> None:
+    def __init__(
+        self, setup: WorkerSetup, *, server_start_us: int | None = None, in_task: bool = False
+    ) -> None:
         """Sets up; the first transaction connects.
 
-        On another server than that of ``server_start_us``, whose history was compared with the log, nothing is applied.
-        ``in_task``: its methods are called in the greenlet of a task, of the
+        On another server than that of ``server_start_us``, whose history was compared with the log,
+        nothing is applied. ``in_task``: its methods are called in the greenlet of a task, of the
         event loop that an ``async def`` handler runs in.
         """
         consumer = setup.consumer
@@ -92,11 +108,15 @@ class HandlerTransaction:
         self._xid = ""
         self._reached: dict[ShardName, Offset] = {}
 
-    def apply(self, shards: Collection[ShardName], plan: Planner[Result], *, name: str = "consumer") -> Result:
-        """Runs one transaction with the checkpoints of ``shards``; ``name`` is of its crash points."""
+    def apply(
+        self, shards: Collection[ShardName], plan: Planner[Result], *, name: str = "consumer"
+    ) -> Result:
+        """Runs a transaction with the checkpoints of ``shards``; its crash points have ``name``."""
         return self._caller.enter(lambda: self._apply(shards, plan, name))
 
-    def write(self, shard: ShardName, function: Callable[[Store[Executor], Checkpoint], None]) -> bool:
+    def write(
+        self, shard: ShardName, function: Callable[[Store[Executor], Checkpoint], None]
+    ) -> bool:
         """Writes beside a shard's locked checkpoint; false if another process holds it."""
 
         def plan(store: Store[Executor], locked: Locked) -> TransactionPlan[bool]:
@@ -187,7 +207,9 @@ class HandlerTransaction:
 
     def _note_called(self, size: int, begun_at: float, error: BaseException | None = None) -> None:
         if self.observers:
-            self.observers(HandlerEnded(*self._names, size, monotonic() - begun_at, error_class(error)))
+            self.observers(
+                HandlerEnded(*self._names, size, monotonic() - begun_at, error_class(error))
+            )
 
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""
@@ -196,8 +218,12 @@ class HandlerTransaction:
             raise HandlerExited(exit_text(self._consumer, error)) from error
         if self._was_idle(error):
             error = self._too_slow(error)
-        # Its checkpoint's row could be locked before.  Another server that the handler writes to may be read-only for a while.
-        elif sqlstate(error) == driver_errors.READ_ONLY and driver_error(error) is self._caller.aborts.last:
+        # Its checkpoint's row could be locked before.  Another server that the handler writes to
+        # may be read-only for a while.
+        elif (
+            sqlstate(error) == driver_errors.READ_ONLY
+            and driver_error(error) is self._caller.aborts.last
+        ):
             error = self._made_read_only(error)
         error = committed or error
         raise NotApplied(find_outcome(error, index), error, reached=self._reached) from error
@@ -211,23 +237,25 @@ class HandlerTransaction:
             raise NotApplied(find_outcome(cause), cause, reached=self._reached) from error
 
     def _advance(self, store: Store[CommittingExecutor], advances: Sequence[Advance]) -> None:
-        """Moves the checkpoints, if the transaction still is the one that locked them, and commits."""
+        """Moves the checkpoints, and commits, if the transaction is the one that locked them."""
         try:
             self._checkpoints.advance_and_commit(store, advances)
         except Exception as error:
             cause = self._explained(error)
             at_commit = not isinstance(cause, BrokenTransaction | HandlerCommitted)
-            raise NotApplied(find_outcome(cause), cause, at_commit=at_commit, reached=self._reached) from error
+            raise NotApplied(
+                find_outcome(cause), cause, at_commit=at_commit, reached=self._reached
+            ) from error
 
     def _explained(self, error: Exception) -> Exception:
-        """The error, or the handler's own fault that is behind it."""
+        """Returns the error, or the handler's own fault that is behind it."""
         consumer = f"consumer {self._consumer.name}"
         match sqlstate(error):
             case driver_errors.IN_FAILED_TRANSACTION:
                 text = (
-                    f"{consumer}: the handler caught a database error and went on, but Postgres had given the transaction up. "
-                    "Let the error out, or put what may fail into `with session.begin_nested():`, or Django's `transaction.atomic()` "
-                    "for its ORM"
+                    f"{consumer}: the handler caught a database error and went on, but Postgres "
+                    "had given the transaction up. Let the error out, or put what may fail into "
+                    "`with session.begin_nested():`, or Django's `transaction.atomic()` for its ORM"
                 )
                 hidden = BrokenTransaction(text)
                 hidden.__cause__ = self._caller.aborts.last
@@ -242,7 +270,7 @@ class HandlerTransaction:
                 return error
 
     def _was_idle(self, error: BaseException) -> bool:
-        """True if Postgres has ended the transaction because the handler went too long without a statement.
+        """Returns whether the handler sent no statement for so long that Postgres gave it up.
 
         Statements that are sent together find the connection closed, and get no code.
         """
@@ -254,21 +282,23 @@ class HandlerTransaction:
 
     def _too_slow(self, error: BaseException) -> BrokenTransaction:
         slow = BrokenTransaction(
-            f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout:g} s without a statement on its "
-            "session, and Postgres ended its transaction. Take a smaller batch, or a longer idle_timeout"
+            f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout:g} s "
+            "without a statement on its session, and Postgres ended its transaction. Take a "
+            "smaller batch, or a longer idle_timeout"
         )
         slow.__context__ = error
         return slow
 
     def _made_read_only(self, error: BaseException) -> BrokenTransaction:
         broken = BrokenTransaction(
-            f"consumer {self._consumer.name}: the handler made its transaction read-only, so the checkpoint cannot be moved"
+            f"consumer {self._consumer.name}: the handler made its transaction read-only, so the "
+            "checkpoint cannot be moved"
         )
         broken.__context__ = error
         return broken
 
     def _committed_by_handler(self) -> Exception | None:
-        """The error of a handler that committed before it failed; None if it did not."""
+        """Returns the error of a handler that committed before it failed; None if it did not."""
         assert self._connection is not None
         with suppress(Exception):  # the connection may be gone: the next attempt will see
             self._connection.rollback()
@@ -277,7 +307,7 @@ class HandlerTransaction:
         return None
 
     def _find_commit(self, store: Store[Executor]) -> HandlerCommitted | None:
-        """True if the transaction was committed: its effects are there, and its checkpoint is not."""
+        """Returns the error if the transaction was committed: effects without their checkpoint."""
         if not self._xid:
             return None
         row = store.connection.execute(
@@ -289,12 +319,17 @@ class HandlerTransaction:
         return HandlerCommitted(f"consumer {name}: {self.after_commit.format(consumer=name)}")
 
     def _store(self, connection: EngineConnection) -> Store[CommittingExecutor]:
-        """Executes statements of ours between those of the handler."""
-        return Store(make_executor(connection, self._consumer.idle_timeout, self._timeouts), self._scope)
+        """Returns a store that executes statements of ours between those of the handler."""
+        return Store(
+            make_executor(connection, self._consumer.idle_timeout, self._timeouts), self._scope
+        )
 
     @contextmanager
     def _connected(self) -> Iterator[EngineConnection]:
-        """The connection, kept from one transaction to the next; a new one after a failure, without a handler's settings."""
+        """Yields the connection, kept from one transaction to the next.
+
+        After a failure it is a new one, without a handler's settings.
+        """
         if self._connection is None:
             with postgres_errors(f"connecting for {self._consumer.name}"):
                 self._connection = self._engine.connect()
@@ -317,7 +352,8 @@ class HandlerTransaction:
                 self._store(self._connection).connection.release_locks()
                 return
             with suppress(Exception):
-                self._connection.rollback()  # the locks of a connection that is only closed last until Postgres notices
+                # the locks of a connection that is only closed last until Postgres notices
+                self._connection.rollback()
             self._connection.invalidate()
         except Exception:  # noqa: BLE001  the connection is gone, and so is what was done on it
             log.debug("connection gone", consumer=self._consumer.name)
@@ -332,7 +368,10 @@ class HandlerTransaction:
 
 
 def commit(transaction: RootTransaction) -> None:
-    """Commits.  ``NotApplied``: it was refused, or the connection was cut; then it may have been committed."""
+    """Commits.
+
+    Raises ``NotApplied`` if it was refused, or the connection was cut; then it may be committed.
+    """
     try:
         transaction.commit()
     except Exception as error:

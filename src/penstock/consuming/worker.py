@@ -1,6 +1,7 @@
-"""The loop of a consumer's worker: rounds until it is stopped, and through servers that are away.
+"""Runs rounds of a consumer's worker until it is stopped, and through servers that are away.
 
-What a round is, the subclasses know: a delivery of records from a log, of members from an Ick, or of jobs from a queue.
+What a round is, the subclasses know: a delivery of records from a log, of members from an Ick, or
+of jobs from a queue.
 """
 
 import math
@@ -86,7 +87,10 @@ class Worker(Runner[Consumed]):
         self._retrying: set[ShardName] = set()
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
-        self._unusable, self._repeats = UnusableShards(self._say_unusable, self._note_unusable), Repeats()
+        self._unusable, self._repeats = (
+            UnusableShards(self._say_unusable, self._note_unusable),
+            Repeats(),
+        )
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
         self._requested_retries = RequestedRetries(setup.consumer)
@@ -112,12 +116,20 @@ class Worker(Runner[Consumed]):
             self._shards, self._channel_shards = self._journal.register(store)
             self._registered(store)
             self._client = connect_redis(setup.redis_url, timeouts=setup.timeouts)
-            self._journal.open(store, self._client, self._shards, partial(self._say_unusable, retry_s=RETRY_EVERY_S))
+            self._journal.open(
+                store,
+                self._client,
+                self._shards,
+                partial(self._say_unusable, retry_s=RETRY_EVERY_S),
+            )
         self._transaction = HandlerTransaction(setup, server_start_us=self._server_start_us)
         self._has_opened, self._rest_until = True, {}
         self._unusable.errors.clear()
         log.info(
-            "consuming", consumer=self.consumer.name, channel=self.consumer.channel.name, shard_count=len(self._shards)
+            "consuming",
+            consumer=self.consumer.name,
+            channel=self.consumer.channel.name,
+            shard_count=len(self._shards),
         )
 
     def _registered(self, store: Store) -> None:
@@ -151,10 +163,11 @@ class Worker(Runner[Consumed]):
     def _round(self, block_ms: int | None) -> Consumed: ...
 
     def slice(self, limit: int, stop: Callable[[], bool]) -> Consumed:
-        """One round that does not wait, and begins nothing more after ``limit`` items, or once ``stop()`` is true.
+        """Runs one round that does not wait.
 
-        Any number of processes may take slices, beside workers that run: what one of them has done, another skips.  Nothing is
-        tried again.
+        It begins nothing more after ``limit`` items, or once ``stop()`` is true.  Any number of
+        processes may take slices, beside workers that run: what one of them has done, another
+        skips.  Nothing is tried again.
         """
         self._max, self._stop = limit, stop
         try:
@@ -173,11 +186,11 @@ class Worker(Runner[Consumed]):
         return self._round(block_ms=0)
 
     def _is_over(self, consumed: Consumed) -> bool:
-        """True if nothing more is to be begun in this round."""
+        """Returns whether nothing more is to be begun in this round."""
         return consumed.done >= self._max or self._is_paused or self._stop()
 
     def _waits_for_resume(self, seconds: float) -> bool:
-        """Waits, ``seconds`` at the longest, if the consumer is paused; true if it still is."""
+        """Waits, at most ``seconds``, if the consumer is paused; returns whether it still is."""
         if not self._is_paused:
             return False
         self._pause(min(seconds, PAUSED_CHECK_S))
@@ -189,10 +202,11 @@ class Worker(Runner[Consumed]):
 
     @abstractmethod
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
-        """Rounds until there is nothing more; returns the number of records, members or jobs applied.
+        """Runs rounds until there is nothing more.
 
-        Halted shards are left as they are, and so are all of a paused consumer, and jobs that are due later.  The error of a
-        shard whose keys hold something that Penstock did not write is raised once all others are drained.
+        Returns the number of records, members or jobs applied.  Halted shards are left as they are,
+        and so are all of a paused consumer, and jobs that are due later.  The error of a shard
+        whose keys hold something that Penstock did not write is raised once all others are drained.
         """
 
     @override
@@ -221,12 +235,20 @@ class Worker(Runner[Consumed]):
         self._observers(ServerAway(self.consumer.name, find_server(error), seconds))
 
     def _note(self, shard: ShardName, delivered: Delivered, busy_pause_s: float) -> None:
-        """Sets when to deliver to a shard again; ``busy_pause_s``: if another process works on it."""
+        """Sets when to deliver to a shard again.
+
+        ``busy_pause_s`` is the pause if another process works on it.
+        """
         self._retrying.discard(shard)
         if delivered.halted is not None:
             # Not the reason: it may hold what the handler said of a payload.
             if shard not in self._reported_halted:
-                log.error("shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status")
+                log.error(
+                    "shard halted",
+                    consumer=self.consumer.name,
+                    shard=str(shard),
+                    see="penstock status",
+                )
             self._reported_halted.add(shard)
             self._rest(shard, HALTED_PAUSE_S)
             return
@@ -241,11 +263,14 @@ class Worker(Runner[Consumed]):
             self._rest(shard, busy_pause_s)
 
     def _leave_out(self, shard: ShardName, error: PenstockError) -> None:
-        """Skips a shard for a while whose keys hold something that Penstock did not write; the others go on."""
+        """Skips a shard for a while whose keys hold something that Penstock did not write.
+
+        The others go on.
+        """
         self._unusable.add(shard, error)
 
     def _ask_usable(self, ask: Ask[Answer], shards: Iterable[ShardName]) -> dict[ShardName, Answer]:
-        """What Redis says of the usable shards among these."""
+        """Returns what Redis says of the usable shards among these."""
         usable = [shard for shard in shards if shard not in self._unusable]
         return ask_each(partial(ask, self._client, self._scope.namespace), usable, self._leave_out)
 
@@ -253,7 +278,9 @@ class Worker(Runner[Consumed]):
         """Writes why a shard waits, for `penstock status`; None if it does no more."""
         assert self._transaction is not None
         with suppress(NotApplied):  # `penstock status` can do without
-            self._transaction.write(shard, lambda store, _: self._checkpoints.note_waiting(store, shard, reason))
+            self._transaction.write(
+                shard, lambda store, _: self._checkpoints.note_waiting(store, shard, reason)
+            )
 
     def _say_unusable(self, shard: ShardName, error: PenstockError | None, retry_s: float) -> None:
         names = {"consumer": self.consumer.name, "shard": str(shard)}
@@ -270,10 +297,14 @@ class Worker(Runner[Consumed]):
         self._rest_until[shard] = monotonic() + seconds
 
     def _awake(self, shards: Iterable[ShardName]) -> list[ShardName]:
-        """Those of the shards that neither rest nor are left out."""
+        """Returns the shards that neither rest nor are left out."""
         now, left_out = monotonic(), self._unusable.is_left_out
-        return [shard for shard in shards if self._rest_until.get(shard, 0.0) <= now and not left_out(shard)]
+        return [
+            shard
+            for shard in shards
+            if self._rest_until.get(shard, 0.0) <= now and not left_out(shard)
+        ]
 
     def _pause(self, seconds: float) -> bool:
-        """Waits; true if the worker is to stop."""
+        """Waits; returns whether the worker is to stop."""
         return pause(seconds, self._stop)

@@ -1,4 +1,4 @@
-"""Workers of consumers: the one that a consumer needs, or several, one for each of its sources."""
+"""Makes the worker that a consumer needs, or several, one for each of its sources."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -22,7 +22,10 @@ from penstock.pipeline import Pipeline
 
 
 class SeveralRunners(Runner[Consumed]):
-    """The workers of one consumer, by the names of their threads, which share nothing but the handler."""
+    """The workers of one consumer, by the names of their threads.
+
+    They share nothing but the handler.
+    """
 
     def __init__(self, consumer: ConsumerSpec, runners: Mapping[str, Worker]) -> None:
         self.consumer, self.runners = consumer, runners
@@ -38,7 +41,7 @@ class SeveralRunners(Runner[Consumed]):
             runner.close()
 
     def round(self, block_ms: int | None = None) -> Consumed:  # noqa: ARG002  as of one worker
-        """A round of each, one after the other, that does not wait."""
+        """Runs a round of each, one after the other, that does not wait."""
         consumed = Consumed()
         for runner in self.runners.values():
             consumed.merge(runner.round(block_ms=0))
@@ -49,8 +52,13 @@ class SeveralRunners(Runner[Consumed]):
         return sum(runner.drain(report) for runner in self.runners.values())
 
     @override
-    def run(self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None) -> None:
-        """Runs each in a thread: the handler is called for several sources at the same time, as it is by several processes."""
+    def run(
+        self, stop: Callable[[], bool], report: Callable[[Consumed], None] = lambda _: None
+    ) -> None:
+        """Runs each in a thread.
+
+        The handler is called for several sources at the same time, as by several processes.
+        """
         run_together({name: runner.loop(report) for name, runner in self.runners.items()}, stop)
 
 
@@ -67,7 +75,7 @@ def make_worker(  # noqa: PLR0913  the choices of a worker
     sources: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
 ) -> Worker | SeveralRunners:
-    """The worker of a consumer; see ``WorkerSetup`` for the arguments."""
+    """Returns the worker of a consumer; see ``WorkerSetup`` for the arguments."""
     options = shards, prepare, block_ms, concurrency, sources or {}, timeouts
     setup = WorkerSetup(pipeline, consumer, database, redis_url, *options)
     match consumer.channel:
@@ -85,12 +93,20 @@ def _make_each(setup: WorkerSetup, log: LogChannel) -> SeveralRunners:
     consumer, urls = setup.consumer, setup.sources
     if setup.shards is not None:
         raise DeclarationError(
-            f"consumer {consumer.name} reads several sources, each with its own shards: it takes all of them"
+            f"consumer {consumer.name} reads several sources, each with its own shards: it takes "
+            "all of them"
         )
     check_sources(consumer, urls)
-    setups = {source: setup.of(replace(consumer, channel=log.of_source(source))) for source in log.sources}
-    workers = {source: LogWorker(setups[source], SourceJournal(setups[source], urls[source])) for source in setups}
-    return SeveralRunners(consumer, {f"{consumer.name}@{source}": worker for source, worker in workers.items()})
+    setups = {
+        source: setup.of(replace(consumer, channel=log.of_source(source))) for source in log.sources
+    }
+    workers = {
+        source: LogWorker(setups[source], SourceJournal(setups[source], urls[source]))
+        for source in setups
+    }
+    return SeveralRunners(
+        consumer, {f"{consumer.name}@{source}": worker for source, worker in workers.items()}
+    )
 
 
 def check_sources(consumer: ConsumerSpec, urls: Mapping[str, str]) -> None:

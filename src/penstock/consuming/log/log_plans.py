@@ -1,7 +1,7 @@
-"""Records of a log: those that are due of a delivery, and the writes that go with their effects.
+"""Plans which records of a log are due in a delivery, and what is written with their effects.
 
-``LogPlans`` compares offsets, whatever is delivered: ``LogRecords``, or the Spark engine's places, whose records are in a
-DataFrame.
+``LogPlans`` compares offsets, whatever is delivered: ``LogRecords``, or the Spark engine's places,
+whose records are in a DataFrame.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,14 @@ from penstock.channels.log.follower import Follower
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
 from penstock.consuming.deliverer import Items
-from penstock.consuming.delivery import Comparison, Delivered, HasOffset, Placed, compare, get_offsets
+from penstock.consuming.delivery import (
+    Comparison,
+    Delivered,
+    HasOffset,
+    Placed,
+    compare,
+    get_offsets,
+)
 from penstock.consuming.journals import Journal, Limit, Read, within
 from penstock.consuming.log.journal_follower import EvictedRecords, Follows
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
@@ -44,15 +51,21 @@ class LogItems(Items[Placed], Protocol[Placed]):
         """Reads what has not been read, before the transaction begins."""
 
     def find_missing(
-        self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit | None = None, /
+        self,
+        read: Read,
+        shard: ShardName,
+        position: Offset,
+        end: Offset,
+        limit: Limit | None = None,
+        /,
     ) -> Sequence[Placed]:
-        """Returns the first records between two offsets, both excluded, of the journal; ``Gap`` if it lacks the first of them.
+        """Returns the first records between two offsets, both excluded, of the journal.
 
-        By default no more than are delivered at once.
+        Raises ``Gap`` if it lacks the first of them. By default no more than are delivered at once.
         """
 
     def join(self, fresh: Sequence[Sequence[Placed]], /) -> Any:
-        """Returns the argument of the handler, for the due records of each shard; None if there are none."""
+        """Returns the argument of the handler, for the due records of each shard; None for none."""
 
     def read(self, store: Store[Executor], shard: ShardName, item: Placed, /) -> Record:
         """Returns the record at the checkpoint, for a dead letter."""
@@ -62,7 +75,9 @@ class LogItems(Items[Placed], Protocol[Placed]):
     ) -> tuple[Sequence[Record], Sequence[Placed]]:
         """Returns the records whose key has a dead letter, and the items of the others."""
 
-    def note_later(self, store: Store[Executor], shard: ShardName, fresh: Sequence[Placed], /) -> None:
+    def note_later(
+        self, store: Store[Executor], shard: ShardName, fresh: Sequence[Placed], /
+    ) -> None:
         """Notes at dead letters that later records of their keys are applied."""
 
     def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed], /) -> list[int]:
@@ -70,7 +85,10 @@ class LogItems(Items[Placed], Protocol[Placed]):
 
 
 class LogPlans(Generic[Placed]):
-    """Records that follow the checkpoint; those before it are skipped, a gap is filled from the journal."""
+    """Records that follow the checkpoint: those before it are skipped.
+
+    A gap is filled from the journal.
+    """
 
     def __init__(self, consumer: ConsumerSpec, items: LogItems[Placed], journal: Journal) -> None:
         self._consumer, self._items, self._journal = consumer, items, journal
@@ -89,7 +107,10 @@ class LogPlans(Generic[Placed]):
         return self._planner(shard, records, _stopped, plan)
 
     def plan_refill(self, shard: ShardName, damaged: DamagedEntry) -> Planner[Delivered]:
-        """Reads from the journal the records due of a damaged entry; ``DamagedEntry`` if it has them no more."""
+        """Reads from the journal the records due of a damaged entry.
+
+        Raises ``DamagedEntry`` if it has them no more.
+        """
 
         def plan(store: Store[Executor], checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
             if checkpoint.offset >= damaged.last:
@@ -102,16 +123,20 @@ class LogPlans(Generic[Placed]):
 
         return self._planner(shard, (), _stopped, plan)
 
-    def plan_together(self, batches: Mapping[ShardName, Sequence[Placed]]) -> Planner[dict[ShardName, Delivered]]:
-        """Applies the due records of several shards, in one transaction and one call of the handler.
+    def plan_together(
+        self, batches: Mapping[ShardName, Sequence[Placed]]
+    ) -> Planner[dict[ShardName, Delivered]]:
+        """Applies due records of several shards, in one transaction and one call of the handler.
 
-        For few records of many shards, which would cost a transaction each.  A shard that is halted, at a barrier or before a
-        gap has to be delivered alone.
+        For few records of many shards, which would cost a transaction each.  A shard that is
+        halted, at a barrier or before a gap has to be delivered alone.
         """
         for records in batches.values():
             self._items.load(records)
 
-        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[dict[ShardName, Delivered]]:
+        def planner(
+            store: Store[Executor], locked: Locked
+        ) -> TransactionPlan[dict[ShardName, Delivered]]:
             due = {
                 checkpoint: comparison
                 for shard, checkpoint in sorted(locked.items())
@@ -121,14 +146,18 @@ class LogPlans(Generic[Placed]):
                 self._note_if_later(store, checkpoint, comparison.fresh)
             plan = TransactionPlan(
                 {c.shard: self._delivered(c, comparison) for c, comparison in due.items()},
-                self._items.join([comparison.fresh for comparison in due.values() if comparison.fresh]),
+                self._items.join(
+                    [comparison.fresh for comparison in due.values() if comparison.fresh]
+                ),
                 [_advance(checkpoint, comparison) for checkpoint, comparison in due.items()],
             )
             return self._journal.note_reached(plan, batches)
 
         return planner
 
-    def plan_dead_letter(self, shard: ShardName, item: Placed, reason: str, attempts: int) -> Planner[Delivered]:
+    def plan_dead_letter(
+        self, shard: ShardName, item: Placed, reason: str, attempts: int
+    ) -> Planner[Delivered]:
         """Dead-letters the record at the checkpoint."""
 
         def plan(store: Store[Executor], checkpoint: Checkpoint) -> TransactionPlan[Delivered]:
@@ -186,7 +215,10 @@ class LogPlans(Generic[Placed]):
     def _fill(
         self, store: Store[Executor], checkpoint: Checkpoint, records: Sequence[Placed]
     ) -> TransactionPlan[Delivered]:
-        """Reads the records between the checkpoint and the delivery from the journal; halts if it has them no more."""
+        """Reads the records between the checkpoint and the delivery from the journal.
+
+        Halts the shard if it has them no more.
+        """
         end = next(record.offset for record in records if record.offset > checkpoint.offset)
         try:
             return self._read_missing(store, checkpoint, end)
@@ -197,12 +229,16 @@ class LogPlans(Generic[Placed]):
             self._checkpoints.halt(store, checkpoint.shard, why)
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=why))
 
-    def _read_missing(self, store: Store[Executor], checkpoint: Checkpoint, end: Offset) -> TransactionPlan[Delivered]:
-        """Reads the first records after the checkpoint from the journal, up to ``end`` or the barrier."""
+    def _read_missing(
+        self, store: Store[Executor], checkpoint: Checkpoint, end: Offset
+    ) -> TransactionPlan[Delivered]:
+        """Reads the records after the checkpoint from the journal, to ``end`` or the barrier."""
         if checkpoint.barrier is not None:
             end = Offset(min(end, checkpoint.barrier + 1))
         missing = self._items.find_missing(within(store), checkpoint.shard, checkpoint.offset, end)
-        return TransactionPlan(Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing))
+        return TransactionPlan(
+            Delivered(position=checkpoint.offset, backfilled=len(missing), missing=missing)
+        )
 
     def _apply(
         self, store: Store[Executor], checkpoint: Checkpoint, due: Comparison[Placed]
@@ -215,12 +251,17 @@ class LogPlans(Generic[Placed]):
         delivered.dead = len(parked)
         advance = Advance(checkpoint, last, len(fresh), due.skipped, dead=len(parked))
         moves = last > checkpoint.offset or due.skipped
-        return TransactionPlan(delivered, self._items.join([fresh] if fresh else []), [advance] if moves else [])
+        return TransactionPlan(
+            delivered, self._items.join([fresh] if fresh else []), [advance] if moves else []
+        )
 
     def _parked(
         self, store: Store[Executor], shard: ShardName, fresh: Sequence[Placed]
     ) -> tuple[Sequence[Record], Sequence[Placed]]:
-        """Dead-letters records that wait behind a dead letter of their key; returns them, and the others."""
+        """Dead-letters records that wait behind a dead letter of their key.
+
+        Returns them, and the others.
+        """
         if not self._consumer.park_key or not fresh:
             return [], fresh
         parked, others = self._items.divide_parked(store, shard, fresh)
@@ -229,12 +270,19 @@ class LogPlans(Generic[Placed]):
             self._dead_letters.write(store, shard, parked, reason=why, attempts=0)
         return parked, others
 
-    def _note_if_later(self, store: Store[Executor], checkpoint: Checkpoint, fresh: Sequence[Placed]) -> None:
-        """Before the handler, since its transaction may fail; with ``park_key``, no key of theirs has a dead letter."""
+    def _note_if_later(
+        self, store: Store[Executor], checkpoint: Checkpoint, fresh: Sequence[Placed]
+    ) -> None:
+        """Notes later records before the handler, since its transaction may fail.
+
+        With ``park_key``, no key of theirs has a dead letter.
+        """
         if checkpoint.has_letters and fresh and not self._consumer.park_key:
             self._items.note_later(store, checkpoint.shard, fresh)
 
-    def _delivered(self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None) -> Delivered:
+    def _delivered(
+        self, checkpoint: Checkpoint, due: Comparison[Placed], position: Offset | None = None
+    ) -> Delivered:
         return Delivered(
             position=_end(checkpoint, due) if position is None else position,
             applied=len(due.fresh),
@@ -244,7 +292,10 @@ class LogPlans(Generic[Placed]):
 
 
 def _stopped(checkpoint: Checkpoint | None) -> Delivered | None:
-    """The result of a shard that is not locked, or is halted, paused or held; None of one that goes on."""
+    """Returns the result of a shard that is not locked, or is halted, paused or held.
+
+    None of one that goes on.
+    """
     if checkpoint is None:
         return Delivered()
     if checkpoint.is_stopped:
@@ -255,14 +306,21 @@ def _stopped(checkpoint: Checkpoint | None) -> Delivered | None:
 
 
 def _left_alone(item: HasOffset, checkpoint: Checkpoint | None) -> Delivered | None:
-    """Nothing of a shard that another process works on, or in which this item is not the next one any more."""
+    """Returns an empty result for a shard in which this item is not the next one any more.
+
+    So it is if another process works on the shard.
+    """
     # Another process has gone on, or an operator has moved the checkpoint back.
-    is_next = checkpoint is not None and not checkpoint.is_stopped and checkpoint.offset + 1 == item.offset
+    is_next = (
+        checkpoint is not None
+        and not checkpoint.is_stopped
+        and checkpoint.offset + 1 == item.offset
+    )
     return None if is_next else Delivered()
 
 
 def _unhindered(checkpoint: Checkpoint, records: Sequence[Placed]) -> Comparison[Placed] | None:
-    """The due records of a shard; None if something has to be done for it first."""
+    """Returns the due records of a shard; None if something has to be done for it first."""
     if _stopped(checkpoint) is not None:
         return None
     comparison = compare(checkpoint.offset, records, checkpoint.barrier)
@@ -293,7 +351,7 @@ class LogRecords:
         return Follower(client, self._namespace, count=self.batch, on_unusable=on_unusable)
 
     def load(self, records: Sequence[Record]) -> None:
-        """They are read."""
+        """Does nothing: they are read."""
 
     def identify(self, item: Record) -> object:
         """Identifies it by its offset."""
@@ -313,7 +371,12 @@ class LogRecords:
         return item.place
 
     def find_missing(
-        self, read: Read, shard: ShardName, position: Offset, end: Offset, limit: Limit | None = None
+        self,
+        read: Read,
+        shard: ShardName,
+        position: Offset,
+        end: Offset,
+        limit: Limit | None = None,
     ) -> Sequence[Record]:
         """Reads as many as the limit allows."""
         return self._journal.backfill(read, shard, position, end, limit or Limit(self.batch))
@@ -323,7 +386,10 @@ class LogRecords:
         return join_records(fresh) if fresh else None
 
     def read(self, store: Store[Executor], shard: ShardName, item: Record) -> Record:
-        """Takes it as it came, unless its payload cannot be read: then from a source's journal, as far as that has it."""
+        """Takes it as it came, unless its payload cannot be read.
+
+        Then it comes from a source's journal, as far as that has it.
+        """
         if not self._journal.in_source:  # the statement takes the payload from the staged row
             return item
         try:
@@ -331,7 +397,9 @@ class LogRecords:
             parse_json(item.headers_json or "null")
         except ValueError:
             with suppress(Gap):
-                [item] = self.find_missing(within(store), shard, Offset(item.offset - 1), Offset(item.offset + 1))
+                [item] = self.find_missing(
+                    within(store), shard, Offset(item.offset - 1), Offset(item.offset + 1)
+                )
         return item
 
     def divide_parked(
@@ -348,8 +416,12 @@ class LogRecords:
         self._dead_letters.note_later(store, shard, keys, get_offsets(fresh))
 
     def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
-        """By Postgres' clock at the checkpoint's lock."""
-        staged_us = fresh.staged_us if isinstance(fresh, Records) else [record.staged_us for record in fresh]
+        """Measures by Postgres' clock at the checkpoint's lock."""
+        staged_us = (
+            fresh.staged_us
+            if isinstance(fresh, Records)
+            else [record.staged_us for record in fresh]
+        )
         now = checkpoint.clock_us
         if staged_us and max(staged_us) > now:  # Postgres' clock was set back
             return [max(0, now - time_us) for time_us in staged_us]

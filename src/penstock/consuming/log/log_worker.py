@@ -1,7 +1,8 @@
-"""The worker of a consumer that reads a log: waits for records, delivers them.
+"""Runs the worker of a consumer that reads a log: waits for records, delivers them.
 
-Several processes of one consumer share its shards by the locks on the checkpoints: a shard that another process is
-working on is left alone for a while.  Records that are applied already are skipped.
+Several processes of one consumer share its shards by the locks on the checkpoints: a shard that
+another process is working on is left alone for a while.  Records that are applied already are
+skipped.
 """
 
 import math
@@ -43,7 +44,8 @@ HELD_PAUSE_S = 0.02
 """Pause, in seconds, between two attempts at a shard that stands at a barrier."""
 
 WAITING_PAUSE_S = 0.2
-"""Pause, in seconds, between two attempts at a shard while those of an earlier generation are not passed."""
+"""Pause, in seconds, between two attempts at a shard while those of an earlier generation are not
+passed."""
 
 TOGETHER_S = 0.02
 """Upper bound, in seconds, on the estimated duration of a transaction that spans several shards."""
@@ -56,16 +58,21 @@ class LogWorker(Worker, Generic[Placed]):
     """Runs one consumer of a log over some or all of its shards, in one thread."""
 
     def __init__(
-        self, setup: WorkerSetup, journal: Journal | None = None, items: LogItems[Placed] | None = None
+        self,
+        setup: WorkerSetup,
+        journal: Journal | None = None,
+        items: LogItems[Placed] | None = None,
     ) -> None:
-        """Sets up, by default with records, and the journal of the consumer's own database; ``open`` connects."""
+        """Sets up, by default with records and its own database's journal; ``open`` connects."""
         if isinstance(setup.consumer.channel, Ick):
             raise DeclarationError(
-                f"consumer {setup.consumer.name} reads an Ick, and this worker reads logs; make_worker(…) makes the right one"
+                f"consumer {setup.consumer.name} reads an Ick, and this worker reads logs; "
+                "make_worker(…) makes the right one"
             )
         if setup.consumer.dataframe and items is None:
             raise DeclarationError(
-                f"consumer {setup.consumer.name} is set-based (dataframe=True) and runs on Spark: penstock run --engine spark"
+                f"consumer {setup.consumer.name} is set-based (dataframe=True) and runs on Spark: "
+                "penstock run --engine spark"
             )
         super().__init__(setup, journal)
         default: LogItems[Any] = LogRecords(self.consumer, self._scope, self._journal)
@@ -104,20 +111,34 @@ class LogWorker(Worker, Generic[Placed]):
         super().close()
         self._follower = None
 
-    def _read_journal(self, shard: ShardName, position: Offset, end: Offset, limit: Limit) -> Sequence[Placed]:
-        """Reads records that the log has evicted; none while the journal is away: a delivery finds out why, and notes it."""
+    def _read_journal(
+        self, shard: ShardName, position: Offset, end: Offset, limit: Limit
+    ) -> Sequence[Placed]:
+        """Reads records that the log has evicted; none while the journal is away.
+
+        A delivery finds out why, and notes it.
+        """
         limit = replace(limit, records=int(min(limit.records, self._max)))
         with suppress(*self._journal.away):
             return self._items.find_missing(self._opened().read, shard, position, end, limit)
         return ()
 
-    def _confirm(self, batches: Mapping[ShardName, Sequence[Placed]]) -> Mapping[ShardName, Sequence[Placed]]:
+    def _confirm(
+        self, batches: Mapping[ShardName, Sequence[Placed]]
+    ) -> Mapping[ShardName, Sequence[Placed]]:
         """Returns the records that may be applied."""
         held_back = self._heed(self._journal.confirm(self._opened(), batches, self._leave_out))
-        return {s: records for s, records in batches.items() if s not in held_back} if held_back else batches
+        return (
+            {s: records for s, records in batches.items() if s not in held_back}
+            if held_back
+            else batches
+        )
 
     def _heed(self, verdicts: Verdicts) -> set[ShardName]:
-        """Returns the shards that are left alone for a while; what was read ahead of one may be of another epoch."""
+        """Returns the shards that are left alone for a while.
+
+        What was read ahead of one may be of another epoch.
+        """
         for shard, verdict in verdicts.items():
             self._evicted.forget(shard)
             if verdict.reason is not None:
@@ -134,7 +155,10 @@ class LogWorker(Worker, Generic[Placed]):
         return self._round(block_ms=0)
 
     def _read_checkpoints(self) -> Mapping[ShardName, Offset]:
-        """The consumer's checkpoints; opens again if the channel has more shards than before: see `penstock channels reshard`."""
+        """Returns the consumer's checkpoints.
+
+        It opens again if the channel has more shards than before: see `penstock channels reshard`.
+        """
         read = self._checkpoints.all
         checkpoints = self._opened().read(read)
         if checkpoints.keys() <= self._channel_shards:
@@ -145,7 +169,7 @@ class LogWorker(Worker, Generic[Placed]):
 
     @override
     def _round(self, block_ms: int | None) -> Consumed:
-        """Waits for records, ``block_ms`` at the longest, and delivers up to a batch of each shard."""
+        """Waits for records, at most ``block_ms``, and delivers up to a batch of each shard."""
         transaction = self._opened()
         assert self._follower is not None
         self._heed(self._journal.report_if_due(transaction))
@@ -161,13 +185,17 @@ class LogWorker(Worker, Generic[Placed]):
             self._pause(longest / 1000)
             return consumed
         self._unusable.forget_due()
-        batches = _take_first(self._follower.wait(awake, longest if longest > 0 else None), self._max)
+        batches = _take_first(
+            self._follower.wait(awake, longest if longest > 0 else None), self._max
+        )
         journaled = self._follower.journaled.items()
         if backfilled := sum(min(n, len(batches.get(shard, ()))) for shard, n in journaled):
             consumed.backfilled += backfilled
             transaction.report(Counts(backfilled=backfilled))
         crashpoint("consumer.after_read")
-        if self._max == math.inf and any(len(records) >= self.consumer.batch for records in batches.values()):
+        if self._max == math.inf and any(
+            len(records) >= self.consumer.batch for records in batches.values()
+        ):
             # There is more, most likely: Redis looks it up while this is applied.
             last = {shard: get_offsets(records)[-1] for shard, records in batches.items()}
             self._follower.request_ahead({**awake, **last})
@@ -182,7 +210,7 @@ class LogWorker(Worker, Generic[Placed]):
         return consumed
 
     def _deliver(self, batches: Mapping[ShardName, Sequence[Placed]], consumed: Consumed) -> None:
-        """Delivers to shards together where that is possible, and to the others one after another."""
+        """Delivers to shards together where that is possible, and to the others one by one."""
         transaction = self._opened()
         begun_at, done_before = monotonic(), consumed.applied + consumed.dead
         together = self._deliver_together(transaction, batches) if self._are_few(batches) else {}
@@ -197,12 +225,18 @@ class LogWorker(Worker, Generic[Placed]):
             self._record_s = (monotonic() - begun_at) / count
 
     def _are_few(self, batches: Mapping[ShardName, Sequence[Placed]]) -> bool:
-        """True if one transaction takes all records and is over soon: other processes wait for the shards meanwhile."""
+        """Returns whether one transaction takes all records and is over soon.
+
+        Other processes wait for the shards meanwhile.
+        """
         return (
             len(batches) > 1
             and not self.consumer.park_key
             and not self._retrying
-            and (self._items.is_bulk or self._is_short(sum(len(records) for records in batches.values())))
+            and (
+                self._items.is_bulk
+                or self._is_short(sum(len(records) for records in batches.values()))
+            )
         )
 
     def _is_short(self, records: int) -> bool:
@@ -211,7 +245,7 @@ class LogWorker(Worker, Generic[Placed]):
     def _deliver_together(
         self, transaction: HandlerTransaction, batches: Mapping[ShardName, Sequence[Placed]]
     ) -> dict[ShardName, Delivered]:
-        """One transaction for all; shards that are not in the result are to be delivered alone."""
+        """Delivers to all in one transaction; shards without a result are to be delivered alone."""
         try:
             plan = self._plans.plan_together(batches)
             together = transaction.apply(batches, plan, name=self._items.name_together)
@@ -220,7 +254,9 @@ class LogWorker(Worker, Generic[Placed]):
                 self._items.renew(records)
             if isinstance(failed.outcome, Broken):
                 # Alone, each shard would be called once more.
-                return {s: self._deliverer.halt(transaction, s, r, failed) for s, r in batches.items()}
+                return {
+                    s: self._deliverer.halt(transaction, s, r, failed) for s, r in batches.items()
+                }
             # It need not be about all of them: alone, each has its own attempts.
             log.info("failed together", consumer=self.consumer.name, error=failed.kind)
             return {}
@@ -232,14 +268,17 @@ class LogWorker(Worker, Generic[Placed]):
 
     @override
     def _leave_out(self, shard: ShardName, error: PenstockError) -> None:
-        """As ``Worker._leave_out``; but the records of a damaged entry may be in the journal."""
+        """Leaves the shard out, unless the records of its damaged entry may be in the journal."""
         if isinstance(error, DamagedEntry) and error.last:
             self._damaged[shard] = error
         else:
             super()._leave_out(shard, error)
 
     def _refill(self, consumed: Consumed) -> None:
-        """Delivers the records of damaged entries from the journal; skips a shard whose journal has them no more."""
+        """Delivers the records of damaged entries from the journal.
+
+        Skips a shard whose journal has them no more.
+        """
         transaction = self._opened()
         damaged, self._damaged = self._damaged, {}
         for shard, error in damaged.items():
@@ -254,7 +293,9 @@ class LogWorker(Worker, Generic[Placed]):
             except NotApplied:  # another process works on it
                 delivered = Delivered()
             self._note_delivered(shard, delivered, consumed)
-            if due := _take_first({shard: delivered.missing} if delivered.missing else {}, self._max):
+            if due := _take_first(
+                {shard: delivered.missing} if delivered.missing else {}, self._max
+            ):
                 refilled = self._deliverer.deliver(transaction, shard, due[shard], self._pause)
                 self._note_delivered(shard, refilled, consumed)
 
@@ -262,14 +303,24 @@ class LogWorker(Worker, Generic[Placed]):
         """Logs an entry once, however many batches its records are."""
         if self._reported.get(shard) != error.last:
             self._reported[shard] = error.last
-            log.error("damaged entry", consumer=self.consumer.name, shard=str(shard), reason=describe(error))
+            log.error(
+                "damaged entry",
+                consumer=self.consumer.name,
+                shard=str(shard),
+                reason=describe(error),
+            )
 
     def _reread_checkpoints(self) -> Mapping[ShardName, Sequence[Placed]]:
-        """Takes over checkpoints that an operator or another process has moved; returns records that the log has lost."""
+        """Takes over checkpoints that an operator or another process has moved.
+
+        Returns the records that the log has lost.
+        """
         checkpoints = self._read_checkpoints()
         self._reread_at = monotonic() + REREAD_CHECKPOINTS_S
         transaction = self._opened()
-        self._positions.update((s, offset) for s, offset in checkpoints.items() if s in self._positions)
+        self._positions.update(
+            (s, offset) for s, offset in checkpoints.items() if s in self._positions
+        )
         bounds = self._ask_usable(extents, self._positions)
         self._exhausted = {
             shard
@@ -291,12 +342,17 @@ class LogWorker(Worker, Generic[Placed]):
     def _backfill(
         self, lost: Mapping[ShardName, Offset], store: Store[Executor]
     ) -> tuple[dict[ShardName, Sequence[Placed]], dict[ShardName, Gap]]:
-        """Reads lost records, and finds the shards of which the journal lacks them, too; one whose journal is away is tried again later."""
+        """Reads lost records, and finds the shards of which the journal lacks them, too.
+
+        One whose journal is away is tried again later.
+        """
         batches: dict[ShardName, Sequence[Placed]] = {}
         gaps: dict[ShardName, Gap] = {}
         for shard, end in lost.items():
             try:
-                batches[shard] = self._items.find_missing(within(store), shard, self._positions[shard], end)
+                batches[shard] = self._items.find_missing(
+                    within(store), shard, self._positions[shard], end
+                )
             except self._journal.away as error:
                 self._journal.warn_away(error)
             except Gap as gap:
@@ -317,21 +373,27 @@ class LogWorker(Worker, Generic[Placed]):
             self._note_held(shard, delivered.waits_for)
 
     def _note_held(self, shard: ShardName, waits_for: Shard | None) -> None:
-        """Tries a shard again soon that stands at a barrier, or waits for one of an earlier generation."""
+        """Tries a shard again soon that stands at a barrier, or waits for an earlier generation."""
         self._rest(shard, HELD_PAUSE_S if waits_for is None else WAITING_PAUSE_S)
         ours = self._positions.keys() - self._exhausted - self._unusable.errors.keys()
         if waits_for is None or ShardName(shard.channel, waits_for) in ours:
             self._held.add(shard)
 
     def rewind(self, records: int) -> None:
-        """Reads so many records before the checkpoints again, as a process that knew less would; all are skipped."""
-        self._positions = {s: Offset(max(0, offset - records)) for s, offset in self._positions.items()}
+        """Reads so many records before the checkpoints again, as a process that knew less would.
+
+        All are skipped.
+        """
+        self._positions = {
+            s: Offset(max(0, offset - records)) for s, offset in self._positions.items()
+        }
 
     @override
     def drain(self, report: Callable[[Consumed], None] = lambda _: None) -> int:
         applied = 0
         while True:
-            self._reread_at = 0.0  # the end is where the journal ends, not where the log goes silent
+            # the end is where the journal ends, not where the log goes silent
+            self._reread_at = 0.0
             shards = self._channel_shards
             consumed = self.round(block_ms=0)
             applied += consumed.applied
@@ -346,7 +408,9 @@ class LogWorker(Worker, Generic[Placed]):
             self._pause(HELD_PAUSE_S)
 
 
-def _take_first(batches: Mapping[ShardName, Sequence[Placed]], limit: float) -> Mapping[ShardName, Sequence[Placed]]:
+def _take_first(
+    batches: Mapping[ShardName, Sequence[Placed]], limit: float
+) -> Mapping[ShardName, Sequence[Placed]]:
     """Takes at most ``limit`` of the records, beginning with any shard: none is always the last."""
     if limit == math.inf:
         return batches

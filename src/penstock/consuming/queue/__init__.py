@@ -1,10 +1,13 @@
-"""Workers of queues: one effect per job.
+"""Runs workers of queues: one effect per job.
 
-    reader: a lease  →  inbox  →  slot: handler(session, job)  →  finish_records, effects, COMMIT  →  outbox  →  acknowledger
-                                  slot: handler(job)  →  finisher: finish_records of many, COMMIT  →  outbox  →  acknowledger
+    reader: a lease  →  inbox  →  slot
 
-The staged row is the truth about a job: once it is gone, the job is done.  The transaction of the effect deletes it, as its
-first statement: a second worker with the same job waits for the first one's end, and finds nothing left to do.
+    slot: handler(session, job)  →  finish_records, effects, COMMIT  →  outbox  →  acknowledger
+    slot: handler(job)  →  finisher: finish_records of many, COMMIT  →  outbox  →  acknowledger
+
+The staged row is the truth about a job: once it is gone, the job is done.  The transaction of the
+effect deletes it, as its first statement: a second worker with the same job waits for the first
+one's end, and finds nothing left to do.
 
     queue_worker       reads, hands jobs to slots, and counts
     inbox              where a job waits for its slot

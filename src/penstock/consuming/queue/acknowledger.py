@@ -1,4 +1,7 @@
-"""Acknowledges jobs in a thread of its own: those that end while a call is under way go together in the next one."""
+"""Acknowledges jobs in a thread of its own.
+
+Those that end while a call is under way go together in the next one.
+"""
 
 import queue
 from collections.abc import Sequence
@@ -61,7 +64,10 @@ class Acknowledger:
         self._outbox.settled(postponed)  # those leases end by themselves
 
     def _collect(self, wait_s: float | None) -> list[Ended | None]:
-        """The next ended jobs, about ``ITEMS``; waits for the first, for ``wait_s`` if that is given."""
+        """Returns the next ended jobs, about ``ITEMS``.
+
+        Waits for the first, for ``wait_s`` if that is given.
+        """
         with suppress(queue.Empty):
             jobs = self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))
             batch: list[Ended | None] = [None] if jobs is None else [*jobs]
@@ -81,16 +87,21 @@ class Acknowledger:
                 self._reader.forget([job.lease])
             else:
                 shards.setdefault(job.lease.message.shard, []).append(job)
-        return [job for shard_jobs in shards.values() for job in self._acknowledge_shard(shard_jobs)]
+        return [
+            job for shard_jobs in shards.values() for job in self._acknowledge_shard(shard_jobs)
+        ]
 
     def _acknowledge_shard(self, jobs: Sequence[Ended]) -> Sequence[Ended]:
         pairs = [(job.lease, job.settlement) for job in jobs if job.settlement is not None]
         try:
             self._reader.settle(pairs)
         except UNUSABLE as error:
-            # An effect is in Postgres: should the message ever come again, it is settled without another.
+            # An effect is in Postgres: should the message ever come again, it is settled without
+            # another.
             shard = jobs[0].lease.message.shard
-            log.warning("leases not settled", shard_number=shard, reason=str(error), count=len(pairs))
+            log.warning(
+                "leases not settled", shard_number=shard, reason=str(error), count=len(pairs)
+            )
             self._reader.forget([lease for lease, _ in pairs])
         except PenstockError as error:
             log.warning("settling again", error=type(error).__name__, count=len(pairs))

@@ -1,10 +1,12 @@
-"""Ends the jobs of handlers that take no session, several together: one thread, and one connection for all slots.
+"""Ends jobs of handlers without a session, several together: one thread and connection for all.
 
-    slot: handler(job)  →  put  →  up to 100, or 20 ms  →  leases  →  finish_records, results, COMMIT  →  outbox
+    slot: handler(job)  →  put  →  up to 100, or 20 ms  →  leases  →  finish_records, results,
+                        COMMIT  →  outbox
 
-The handler has done what it does outside Postgres, so an end that cannot be committed now is committed later, and the handler is
-not called again: only a process that dies, or stops while Postgres is away, leaves jobs behind that have an effect and no end.
-A lease that was found to have ended is no such end: the handler may have asked, and left its work to another worker.
+The handler has done what it does outside Postgres, so an end that cannot be committed now is
+committed later, and the handler is not called again: only a process that dies, or stops while
+Postgres is away, leaves jobs behind that have an effect and no end. A lease that was found to have
+ended is no such end: the handler may have asked, and left its work to another worker.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,14 @@ import structlog
 
 from penstock.consuming.delivery import Conflict, Unavailable
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.queue.job_deliverer import InThread, JobDeliverer, SharedParts, finished, released, stale
+from penstock.consuming.queue.job_deliverer import (
+    InThread,
+    JobDeliverer,
+    SharedParts,
+    finished,
+    released,
+    stale,
+)
 from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox
 from penstock.consuming.queue.prefetch import Prefetch
 from penstock.database.driver_errors import LOCK_NOT_AVAILABLE, describe, sqlstate
@@ -31,7 +40,8 @@ FULL = 100
 """Jobs that are finished in one transaction, at most."""
 
 AGAIN_S = 0.5
-"""Seconds until a job is finished again whose record another transaction has locked: one that cancels it, most often."""
+"""Seconds until a job is finished again whose record another transaction has locked: one that
+cancels it, most often."""
 
 MAX_BACKOFF_S = 5.0
 """Longest pause, in seconds, before ends are committed again after Postgres could not do it."""
@@ -65,7 +75,10 @@ class Finisher:
         self._outbox.note_handled(handled.lease, handled.took_s)
         with self._changed:
             self._handled.append(handled)
-            is_enough = len(self._handled) >= FULL or self._outbox.unhandled < self._parts.worker.concurrency
+            is_enough = (
+                len(self._handled) >= FULL
+                or self._outbox.unhandled < self._parts.worker.concurrency
+            )
             if is_enough or not self._is_gathering:
                 self._changed.notify()
 
@@ -86,11 +99,15 @@ class Finisher:
             self._deliverer.close()
 
     def _collect(self) -> list[HandledJob]:
-        """Waits for handled jobs, and for others to go with the first; nothing once it is closed."""
+        """Waits for handled jobs, and for others to go with the first; none once closed."""
         with self._changed:
             while not (self._handled or self._is_closed or self._is_again_due()):
                 self._changed.wait(max(0.0, self._again_at - monotonic()) if self._locked else None)
-            if len(self._handled) < FULL and not self._is_closed and (gather_s := self._prefetch.together_s()) > 0:
+            if (
+                len(self._handled) < FULL
+                and not self._is_closed
+                and (gather_s := self._prefetch.together_s()) > 0
+            ):
                 self._is_gathering = True
                 self._changed.wait(gather_s)
                 self._is_gathering = False
@@ -119,7 +136,9 @@ class Finisher:
         while parts:
             parts = self._attempt(parts, backoff)
 
-    def _attempt(self, parts: list[Sequence[HandledJob]], backoff: Backoff) -> list[Sequence[HandledJob]]:
+    def _attempt(
+        self, parts: list[Sequence[HandledJob]], backoff: Backoff
+    ) -> list[Sequence[HandledJob]]:
         """Finishes the first of several parts of a batch; returns those that are left."""
         part, *others = parts
         try:
@@ -147,14 +166,19 @@ class Finisher:
     def _finish(self, part: Sequence[HandledJob]) -> None:
         jobs = [handled.job for handled in part if handled.job is not None]
         results = {
-            handled.job.id: handled.result for handled in part if handled.job is not None and handled.result is not None
+            handled.job.id: handled.result
+            for handled in part
+            if handled.job is not None and handled.result is not None
         }
         new = self._deliverer.transaction.finish_all(jobs, results)
         self._parts.states.refusals.count_applied(len(new))
         for shard in {_shard(handled) for handled in part}:
             self._parts.states.waiting.pop(shard, None)
         self._outbox.put_all(
-            [finished(handled, is_new=handled.job is not None and handled.job.id in new) for handled in part]
+            [
+                finished(handled, is_new=handled.job is not None and handled.job.id in new)
+                for handled in part
+            ]
         )
 
     def _end_alone(self, handled: HandledJob) -> Ended:
@@ -165,7 +189,10 @@ class Finisher:
             return replace(released(handled.lease), failure=failure)
 
     def _keep(self, part: Sequence[HandledJob]) -> None:
-        """Keeps a job whose record is locked, for later; the worker may stop before, and then it is given back."""
+        """Keeps a job whose record is locked, for later.
+
+        If the worker stops before, it is given back.
+        """
         with self._changed:
             if self._is_closed:
                 self._give_up(part)
@@ -176,10 +203,14 @@ class Finisher:
     def _wait(
         self, parts: list[Sequence[HandledJob]], error: BaseException, seconds: float
     ) -> list[Sequence[HandledJob]]:
-        """Waits until Postgres may be able to commit; returns what is left to do: nothing if the worker is to stop."""
+        """Waits until Postgres may be able to commit.
+
+        Returns what is left to do: nothing if the worker is to stop.
+        """
         self.is_waiting = True
         for handled in (job for part in parts for job in part):
-            handled.lease.begin()  # its handler is done: the lease is extended for as long as this takes
+            # its handler is done: the lease is extended for as long as this takes
+            handled.lease.begin()
         if self._repeats.is_due("servers", reason := describe(error)):
             log.warning("waiting", consumer=self._parts.worker.name, reason=reason, retry_s=seconds)
         if self._parts.stopping.wait(seconds):
@@ -204,5 +235,10 @@ def _shard(handled: HandledJob) -> ShardName:
 
 
 def _is_about_a_job(failed: NotApplied) -> bool:
-    """True if the statement failed for what is in it, or for a lock on one of its rows, and not for the server's state."""
-    return sqlstate(failed.error) == LOCK_NOT_AVAILABLE or not isinstance(failed.outcome, Conflict | Unavailable)
+    """Returns whether the statement failed for what is in it, or for a lock on one of its rows.
+
+    The server's state is not the cause then.
+    """
+    return sqlstate(failed.error) == LOCK_NOT_AVAILABLE or not isinstance(
+        failed.outcome, Conflict | Unavailable
+    )

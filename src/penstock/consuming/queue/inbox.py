@@ -1,6 +1,7 @@
-"""Inboxes: where the jobs that a worker has read wait for a slot.
+"""Keeps the jobs that a worker has read until a slot takes them.
 
-Only one takes a job out, and has it: a slot, or the worker's own thread, which gives it back to the queue.
+Only one takes a job out, and has it: a slot, or the worker's own thread, which gives it back to the
+queue.
 """
 
 import asyncio
@@ -30,7 +31,11 @@ class Inbox(ABC):
     def take_back(self, waited_s: float = 0.0) -> list[Lease]:
         """Takes out the jobs that have waited for at least so long; no slot gets them any more."""
         newest = monotonic() - waited_s
-        return [lease for lease in [*self._waiting] if lease.held.begun_at <= newest and self._take_out(lease)]
+        return [
+            lease
+            for lease in [*self._waiting]
+            if lease.held.begun_at <= newest and self._take_out(lease)
+        ]
 
     def take_more(self, most: int) -> list[Lease]:
         """Takes jobs that wait already; none if a slot is to end."""
@@ -54,7 +59,7 @@ class Inbox(ABC):
             self._hand_over(None)
 
     def _take_out(self, lease: Lease) -> bool:
-        """True for the only one who may have the job."""
+        """Returns true for the only one who may have the job."""
         return self._waiting.pop(lease, self) is None
 
     @abstractmethod
@@ -62,7 +67,10 @@ class Inbox(ABC):
 
     @abstractmethod
     def _poll(self) -> Lease | None:
-        """Returns what was handed over next; raises ``Empty``, or ``QueueEmpty``, if there is nothing."""
+        """Returns what was handed over next.
+
+        Raises ``Empty``, or ``QueueEmpty``, if there is nothing.
+        """
 
 
 class ThreadInbox(Inbox):

@@ -1,7 +1,8 @@
-"""Writes of a queue's worker beside effects: dead letters, halts and counts, at the checkpoints' rows.
+"""Writes dead letters, halts and counts of a queue's worker, at the checkpoints' rows.
 
-The staged rows are the truth about which jobs are done.  The checkpoint's row follows them now and then, for ``penstock
-status``: up to the first record that is not done; and it has the counts, and the reason why a shard is halted.
+The staged rows are the truth about which jobs are done.  The checkpoint's row follows them now and
+then, for ``penstock status``: up to the first record that is not done; and it has the counts, and
+the reason why a shard is halted.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,10 @@ class ShardLocked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LetterWritten:
-    """Result of dead-lettering a job: not written if it had been done before; and why its shard is halted now, if it is."""
+    """Result of dead-lettering a job, which is not written if it had been done before.
+
+    It says why its shard is halted now, if it is.
+    """
 
     is_written: bool
     halted: str | None = None
@@ -52,7 +56,9 @@ class JobDeadLetters:
     ) -> Planner[LetterWritten | None]:
         """Dead-letters a job, and finishes it; None if its lease is not ours any more."""
 
-        def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[LetterWritten | None]:
+        def planner(
+            store: Store[Executor], locked: Locked
+        ) -> TransactionPlan[LetterWritten | None]:
             checkpoint = locked.get(shard)
             if checkpoint is None:
                 raise _busy()
@@ -60,12 +66,15 @@ class JobDeadLetters:
                 return TransactionPlan(None)
             if checkpoint.halted is not None:
                 return TransactionPlan(LetterWritten(is_written=False, halted=checkpoint.halted))
-            if not self._dead_letters.write_job(store, shard, record_id, staged_us, reason=reason, attempts=attempts):
+            if not self._dead_letters.write_job(
+                store, shard, record_id, staged_us, reason=reason, attempts=attempts
+            ):
                 return TransactionPlan(LetterWritten(is_written=False))
             last = f"the last is {shard} record {record_id}: {reason}"
             halted = break_circuit(self._worker, self._checkpoints, store, shard, last)
             return TransactionPlan(
-                LetterWritten(is_written=True, halted=halted), advances=[Advance(checkpoint, checkpoint.offset, dead=1)]
+                LetterWritten(is_written=True, halted=halted),
+                advances=[Advance(checkpoint, checkpoint.offset, dead=1)],
             )
 
         return planner
@@ -82,7 +91,10 @@ class JobDeadLetters:
         return planner
 
     def count(self, shard: ShardName, applied: int, skipped: int) -> Planner[bool]:
-        """Counts jobs, and moves the checkpoint; false if another process writes to the row: they are to be counted later."""
+        """Counts jobs, and moves the checkpoint.
+
+        False if another process writes to the row: they are to be counted later.
+        """
 
         def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[bool]:
             checkpoint = locked.get(shard)
@@ -96,15 +108,20 @@ class JobDeadLetters:
         return planner
 
     def _done_up_to(self, store: Store[Executor], checkpoint: Checkpoint) -> Offset:
-        """The offset up to which all records of a shard are done, as far as one statement looks."""
+        """Returns the offset up to which a shard is done, as far as one statement looks."""
         shard = checkpoint.shard
         offset = store.value(
             "done_up_to",
-            {"channel": shard.channel, "shard": shard.shard, "after": checkpoint.offset, "records": MAX_FOLLOWED},
+            {
+                "channel": shard.channel,
+                "shard": shard.shard,
+                "after": checkpoint.offset,
+                "records": MAX_FOLLOWED,
+            },
         )
         return checkpoint.offset if offset is None else Offset(max(offset, checkpoint.offset))
 
 
 def _busy() -> NotApplied:
-    """A conflict: to be tried again soon."""
+    """Returns a conflict, which is to be tried again soon."""
     return NotApplied(Conflict(), ShardLocked("the checkpoint's row is locked"))

@@ -1,10 +1,12 @@
 """Delivers one job: attempts, one transaction each, until it is settled.
 
-``penstock.consuming.delivery`` decides about a failure, as for records.  A short pause for another transaction or a server is
-taken here; a longer one, and every pause after a failed attempt, the job spends in the queue, where it occupies no slot.
+``penstock.consuming.delivery`` decides about a failure, as for records.  A short pause for another
+transaction or a server is taken here; a longer one, and every pause after a failed attempt, the job
+spends in the queue, where it occupies no slot.
 
-Several jobs that are done together are divided by what fails, until those that can are committed, and each of the others is
-attempted alone, which decides about it.  So a failure of several counts for none of them.
+Several jobs that are done together are divided by what fails, until those that can are committed,
+and each of the others is attempted alone, which decides about it.  So a failure of several counts
+for none of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,14 @@ import structlog
 
 from penstock.channels.queue.leases import pause_s
 from penstock.channels.queue.queue_reader import Lease
-from penstock.consuming.deliverer import MAX_PAUSE_S, MAX_REMEMBERED, Refusals, is_long, retry_conflicts, spread
+from penstock.consuming.deliverer import (
+    MAX_PAUSE_S,
+    MAX_REMEMBERED,
+    Refusals,
+    is_long,
+    retry_conflicts,
+    spread,
+)
 from penstock.consuming.delivery import (
     FIRST_CONFLICT_PAUSE_S,
     NO_FAILURE,
@@ -45,7 +54,14 @@ from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.queue.outbox import Ended, HandledJob
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
-from penstock.declaring.outcomes import Cancel, DeadLetter, HandlerOutcome, Job, Snooze, read_identity
+from penstock.declaring.outcomes import (
+    Cancel,
+    DeadLetter,
+    HandlerOutcome,
+    Job,
+    Snooze,
+    read_identity,
+)
 from penstock.display import format_count
 from penstock.errors import HandlerCommitted, HandlerExited
 from penstock.observer import DeadLettered, ShardHalted
@@ -57,14 +73,15 @@ log = structlog.get_logger("penstock.consumer")
 Result = TypeVar("Result")
 
 MAX_CONFLICTS = 5
-"""Times that the transaction of several jobs may lose against others before the jobs are divided."""
+"""Times that the transaction of several jobs may lose against others before the jobs are
+divided."""
 
 
 class Waiter(Protocol):
     """Waits where attempts run: in a thread, or in a task of an event loop."""
 
     def pause(self, seconds: float) -> bool:
-        """Waits; true if the worker is to stop."""
+        """Waits; returns whether the worker is to stop."""
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Calls a function that waits for the network."""
@@ -77,7 +94,7 @@ class InThread:
         self._stopping = stopping
 
     def pause(self, seconds: float) -> bool:
-        """Waits; true if the worker is to stop."""
+        """Waits; returns whether the worker is to stop."""
         return self._stopping.wait(seconds)
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -86,9 +103,10 @@ class InThread:
 
 
 class RetryStates:
-    """Failures of jobs for which a server or another transaction was to blame: a job that was put back goes on from there.
+    """Failures of jobs that a server or another transaction caused; a job put back goes on there.
 
-    ``cancelled`` are the ids of those that were cancelled after they had begun; of shards that are ``halted`` none is begun.
+    ``cancelled`` are the ids of those that were cancelled after they had begun; of shards that are
+    ``halted`` none is begun.
     """
 
     def __init__(self, consumer: str) -> None:
@@ -100,12 +118,12 @@ class RetryStates:
         self.waiting: dict[ShardName, NotApplied] = {}
 
     def take(self, lease: Lease) -> RetryState:
-        """The state of a job; attempts are counted by the queue."""
+        """Returns the state of a job; attempts are counted by the queue."""
         state = self._of.pop(lease.message.id, NO_FAILURE)
         return replace(state, failures=lease.message.attempts - 1, items=1)
 
     def has_failed(self, lease: Lease) -> bool:
-        """True if an attempt at the job has failed, or has met a server that could not do it."""
+        """Returns whether an attempt at the job has failed, or has met a server that refused."""
         return lease.message.attempts > 1 or lease.message.id in self._of
 
     def remember(self, lease: Lease, state: RetryState) -> None:
@@ -128,7 +146,7 @@ class SharedParts:
     confirm_all: Callable[[Sequence[Lease]], list[bool]]  # see ``QueueReader``
 
     def is_halted(self, lease: Lease) -> bool:
-        """True if the job's shard was halted since it was read."""
+        """Returns whether the job's shard was halted since it was read."""
         return lease.message.shard in self.states.halted
 
     def read(self, lease: Lease) -> Job[Any] | None:
@@ -155,7 +173,7 @@ class SharedParts:
         )
 
     def may_begin(self, job: Job[Any] | None) -> TypeGuard[Job[Any]]:
-        """True if there is a job, and an attempt left to it."""
+        """Returns whether there is a job, and an attempt left to it."""
         return job is not None and job.attempts <= self.worker.attempts
 
 
@@ -164,7 +182,10 @@ _Put = Callable[[Sequence[Ended]], None]
 
 
 class JobDeliverer:
-    """Delivers jobs, one after the other, in a slot of a worker; or ends those whose handlers take no session."""
+    """Delivers jobs, one after the other, in a slot of a worker.
+
+    Or it ends those whose handlers take no session.
+    """
 
     def __init__(self, parts: SharedParts, waiter: Waiter) -> None:
         self._parts, self._worker, self._waiter = parts, parts.worker, waiter
@@ -176,7 +197,7 @@ class JobDeliverer:
         self.exiting: Lease | None = None  # of the job whose handler has raised ``HandlerExited``
 
     def deliver_all(self, leases: Sequence[Lease], put: _Put) -> None:
-        """Attempts jobs, several in one transaction, until each has ended; ``put`` takes their ends."""
+        """Attempts jobs, several in a transaction, until each has ended; ``put`` takes the ends."""
         parts: _Parts = [leases]
         self._conflicts, is_first = 0, True
         while parts := self._leave_out_stale(parts, put):
@@ -193,20 +214,29 @@ class JobDeliverer:
     def _leave_out_stale(parts: _Parts, put: _Put) -> _Parts:
         if endings := [Ended(lease, _STALE, None) for lease in chain(*parts) if lease.is_stale]:
             put(endings)
-        return [valid for part in parts if (valid := [lease for lease in part if not lease.is_stale])]
+        return [
+            valid for part in parts if (valid := [lease for lease in part if not lease.is_stale])
+        ]
 
     def _attempt(self, part: Sequence[Lease], put: _Put) -> _Parts:
-        """Attempts jobs once, or one until it has ended; returns the parts that are to be attempted now."""
+        """Attempts jobs once, or one until it has ended.
+
+        Returns the parts that are to be attempted now.
+        """
         if len(part) == 1:
             [self.exiting] = part
             put([self.deliver(part[0])])
             return []
         begun_at = monotonic()
-        jobs = {lease: job for lease in part if self._may_join(job := self._parts.read(lease), lease)}
+        jobs = {
+            lease: job for lease in part if self._may_join(job := self._parts.read(lease), lease)
+        }
         if len(jobs) < len(part):
             return [[*jobs], *([lease] for lease in part if lease not in jobs)]
         try:
-            is_committed = self.transaction.apply_together([*jobs.values()], lambda: self._find_lost(jobs))
+            is_committed = self.transaction.apply_together(
+                [*jobs.values()], lambda: self._find_lost(jobs)
+            )
         except NotApplied as failed:
             return self._after_together(jobs, failed, put)
         except HandlerExited:
@@ -222,7 +252,7 @@ class JobDeliverer:
         return []
 
     def _may_join(self, job: Job[Any] | None, lease: Lease) -> TypeGuard[Job[Any]]:
-        """True if a job may be done together with others."""
+        """Returns whether a job may be done together with others."""
         return self._parts.may_begin(job) and not (
             job.is_cancelled or self._parts.is_halted(lease) or self._states.has_failed(lease)
         )
@@ -231,22 +261,30 @@ class JobDeliverer:
         """Returns the index of a job that was cancelled, or whose lease has ended."""
         ours = self._waiter.call(lambda: self._parts.confirm_all([*jobs]))
         pairs = enumerate(zip(jobs.values(), ours, strict=True))
-        return next((index for index, (job, is_ours) in pairs if job.is_cancelled or not is_ours), None)
+        return next(
+            (index for index, (job, is_ours) in pairs if job.is_cancelled or not is_ours), None
+        )
 
     def _divide(self, part: Sequence[Lease]) -> _Parts:
         """Divides jobs that cannot be committed together: around the one at fault, or in halves."""
         size, culprit = len(part), self.transaction.culprit
-        sizes = (size // 2, size - size // 2) if culprit is None else (culprit, 1, size - culprit - 1)
+        sizes = (
+            (size // 2, size - size // 2) if culprit is None else (culprit, 1, size - culprit - 1)
+        )
         return divide(part, sizes)
 
-    def _after_together(self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put) -> _Parts:
-        """Decides about jobs that have failed together; returns the parts that are to be attempted now."""
+    def _after_together(
+        self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put
+    ) -> _Parts:
+        """Decides about jobs that have failed together; returns the parts to be attempted now."""
         if isinstance(failed.error, HandlerCommitted):
             return self._end_committed(jobs, failed, put)
         match failed.outcome:
             case Conflict() if self._conflicts < MAX_CONFLICTS:
                 self._conflicts += 1
-                self._waiter.pause(spread(backoff_s(self._conflicts, FIRST_CONFLICT_PAUSE_S, MAX_PAUSE_S)))
+                self._waiter.pause(
+                    spread(backoff_s(self._conflicts, FIRST_CONFLICT_PAUSE_S, MAX_PAUSE_S))
+                )
                 return [[*jobs]]
             case Unavailable() if self.transaction.culprit is None:
                 put([self._wait_for_server(lease, job, failed) for lease, job in jobs.items()])
@@ -260,21 +298,31 @@ class JobDeliverer:
         waits = state.waits + 1
         return self._put_back(lease, replace(state, waits=waits), failed, server_pause_s(waits))
 
-    def _end_committed(self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put) -> _Parts:
-        """Halts the shard of a handler that has committed.  The jobs until then have their effects, and are finished.
+    def _end_committed(
+        self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put
+    ) -> _Parts:
+        """Halts the shard of a handler that has committed.
 
-        If nobody knows which handler it was, because another transaction was begun behind our back, none is finished:
-        a job must not be lost.
+        The jobs until then have their effects, and are finished. If nobody knows which handler it
+        was, because another transaction was begun behind our back, none is finished: a job must not
+        be lost.
         """
         culprit, text = self.transaction.culprit, f"failed 1 time: {failed.reason}"
         leases = [*jobs]
-        committed = leases[: culprit + 1] if culprit is not None and self.transaction.is_ended_by_culprit else []
+        committed = (
+            leases[: culprit + 1]
+            if culprit is not None and self.transaction.is_ended_by_culprit
+            else []
+        )
         try:
             self._finish_committed([jobs[lease] for lease in committed])
         except NotApplied:
             committed = []
         if not committed:
-            text += f"; or one of the {format_count(len(jobs), 'job')} that were done together, and none of them is finished"
+            text += (
+                f"; or one of the {format_count(len(jobs), 'job')} that were done together, and "
+                "none of them is finished"
+            )
         halting = leases[culprit or 0]
         halted = self._note_halted(halting, self._halt(halting, jobs[halting], text, failed.kind))
         put([*(_ended(lease, _APPLIED, "done") for lease in committed[:-1]), halted])
@@ -285,21 +333,31 @@ class JobDeliverer:
             retry_conflicts(lambda: self.transaction.finish_all(jobs, {}), self._waiter.pause)
 
     def put_apart(self, lease: Lease) -> Ended:
-        """Gives back one of several jobs of which one has hung: each is attempted alone next time."""
+        """Gives back one of several jobs of which one has hung.
+
+        Each is attempted alone next time.
+        """
         self._states.remember(lease, NO_FAILURE)
         return released(lease)
 
     def deliver(self, lease: Lease) -> Ended:
-        """Attempts a job until it can be settled; gives it back if its shard was halted since it was read."""
+        """Attempts a job until it can be settled.
+
+        Gives it back if its shard was halted since it was read.
+        """
         if self._parts.is_halted(lease):
             return released(lease)
         job = self._parts.read(lease)
         return self._note_halted(
-            lease, self._deliver(lease, job) if self._parts.may_begin(job) else self._refuse(lease, job)
+            lease,
+            self._deliver(lease, job) if self._parts.may_begin(job) else self._refuse(lease, job),
         )
 
     def end(self, handled: HandledJob) -> Ended:
-        """Ends a job whose handler takes no session, and has failed, or said an outcome, or was not to be called."""
+        """Ends a job whose handler takes no session.
+
+        It has failed, or said an outcome, or was not to be called.
+        """
         return self._note_halted(handled.lease, self._end(handled))
 
     def _note_halted(self, lease: Lease, ending: Ended) -> Ended:
@@ -311,7 +369,10 @@ class JobDeliverer:
         if job is None:
             return _ended(lease, Counts(dead=1), "dead", reason="it is no record of a pipeline")
         attempts = self._worker.attempts
-        why = f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, or its worker died"
+        why = (
+            f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, "
+            "or its worker died"
+        )
         return self._dead_letter(lease, job, why, attempts, "HandlerHung")
 
     def _end(self, handled: HandledJob) -> Ended:
@@ -321,7 +382,9 @@ class JobDeliverer:
         state = self._states.take(lease)
         if job.is_cancelled or isinstance(error, Cancel):
             return self._cancel(lease, job, state)
-        if isinstance(error, HandlerOutcome) and not (isinstance(error, Snooze) and error.after_s is None):
+        if isinstance(error, HandlerOutcome) and not (
+            isinstance(error, Snooze) and error.after_s is None
+        ):
             return self._settle(lease, job, error, state)
         assert error is not None
         following = self._after(lease, job, state, NotApplied(find_outcome(error), error))
@@ -357,7 +420,9 @@ class JobDeliverer:
             raise Cancel
         return self._is_ours(lease)
 
-    def _settle(self, lease: Lease, job: Job[Any], outcome: Ending | HandlerOutcome, state: RetryState) -> Ended:
+    def _settle(
+        self, lease: Lease, job: Job[Any], outcome: Ending | HandlerOutcome, state: RetryState
+    ) -> Ended:
         match outcome:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(1)
@@ -375,20 +440,31 @@ class JobDeliverer:
                 return Ended(lease, Counts(stale=1), None)
 
     def _cancel(self, lease: Lease, job: Job[Any], state: RetryState) -> Ended:
-        """Finishes a job without an effect; the handler's reason may hold a payload, and is not logged."""
+        """Finishes a job without an effect.
+
+        The handler's reason may hold a payload, and is not logged.
+        """
         log.info("cancelled", consumer=self._worker.name, item=job.place)
         try:
             ending = self.transaction.finish(job, lambda: self._is_ours(lease))
         except NotApplied as failed:
-            if isinstance(failed.outcome, Conflict | Unavailable):  # it is asked again, since nothing has happened
+            # it is asked again, since nothing has happened
+            if isinstance(failed.outcome, Conflict | Unavailable):
                 return self._put_back(lease, state, failed, MAX_PAUSE_S)
             return self._halt(lease, job, f"could not be cancelled: {failed.reason}", failed.kind)
         if ending is Ending.STALE:
             return Ended(lease, Counts(stale=1), None)
-        return _ended(lease, Counts(cancelled=1) if ending is Ending.APPLIED else Counts(skipped=1), "done")
+        return _ended(
+            lease, Counts(cancelled=1) if ending is Ending.APPLIED else Counts(skipped=1), "done"
+        )
 
-    def _after(self, lease: Lease, job: Job[Any], state: RetryState, failed: NotApplied) -> Ended | RetryState:
-        """Carries out the decision after a failure; returns the failures so far if there is to be another attempt at once."""
+    def _after(
+        self, lease: Lease, job: Job[Any], state: RetryState, failed: NotApplied
+    ) -> Ended | RetryState:
+        """Carries out the decision after a failure.
+
+        Returns the failures so far if there is to be another attempt at once.
+        """
         self._states.log.show(_shard(job), failed)
         outcome = self._states.refusals.outcome(lease.message.id, state, failed)
         match decide(self._policy, 1, state, outcome):
@@ -403,23 +479,39 @@ class JobDeliverer:
             case PassItem():
                 return self._cancel(lease, job, state)
             case Halt(attempts):
-                return self._halt(lease, job, f"failed {format_count(attempts, 'time')}: {failed.reason}", failed.kind)
+                return self._halt(
+                    lease,
+                    job,
+                    f"failed {format_count(attempts, 'time')}: {failed.reason}",
+                    failed.kind,
+                )
             case _:
                 return self._dead_letter(lease, job, failed.reason, job.attempts, failed.kind)
 
-    def _put_back(self, lease: Lease, state: RetryState, failed: NotApplied, after_s: float) -> Ended:
-        """Puts a job back until a server or a service may be there again; the attempt does not count."""
+    def _put_back(
+        self, lease: Lease, state: RetryState, failed: NotApplied, after_s: float
+    ) -> Ended:
+        """Puts a job back until a server or a service may be there again.
+
+        The attempt does not count.
+        """
         self._states.remember(lease, state)
         if not isinstance(failed.outcome, AskedToWait):
-            self._states.waiting[ShardName(self._worker.channel.name, Shard(lease.message.shard))] = failed
+            self._states.waiting[
+                ShardName(self._worker.channel.name, Shard(lease.message.shard))
+            ] = failed
         log.debug("job put back", consumer=self._worker.name, error=type(failed.error).__name__)
         return _back(lease, after_s)
 
-    def _dead_letter(self, lease: Lease, job: Job[Any], why: str, attempts: int, kind: str) -> Ended:
+    def _dead_letter(
+        self, lease: Lease, job: Job[Any], why: str, attempts: int, kind: str
+    ) -> Ended:
         """Dead-letters a job; if even that is impossible, its shard halts."""
         log.warning("dead-lettering", consumer=self._worker.name, item=job.place)
         shard = _shard(job)
-        plan = self._letters.dead_letter(shard, job.id, job.staged_us, why, attempts, lambda: self._is_ours(lease))
+        plan = self._letters.dead_letter(
+            shard, job.id, job.staged_us, why, attempts, lambda: self._is_ours(lease)
+        )
         try:
             written = self._write(shard, plan)
         except NotApplied as failed:
@@ -501,5 +593,7 @@ def released(lease: Lease) -> Ended:
 
 def retried(lease: Lease, worker: WorkerSpec, error: str) -> Ended:
     """Puts a job back after a failed attempt."""
-    settlement = lease.held.settlement("retry", delay_s=pause_s(lease.message.attempts, worker.backoff))
+    settlement = lease.held.settlement(
+        "retry", delay_s=pause_s(lease.message.attempts, worker.backoff)
+    )
     return Ended(lease, Counts(retried=1), settlement, comes_back=True, error=error)

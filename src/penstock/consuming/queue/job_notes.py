@@ -1,8 +1,8 @@
-"""Notes and counts of jobs, which the worker's own thread writes now and then.
+"""Keeps notes and counts of jobs, which the worker's own thread writes now and then.
 
-Notes are attempts, once one has failed, and progress.  They are written all in one statement, as often as counts: no handler
-waits for it, and a job of which there is nothing to note costs nothing.  Those of the last moments before a process dies are
-lost with it.
+Notes are attempts, once one has failed, and progress.  They are written all in one statement, as
+often as counts: no handler waits for it, and a job of which there is nothing to note costs nothing.
+Those of the last moments before a process dies are lost with it.
 """
 
 import json
@@ -59,7 +59,9 @@ class JobNotes:
         attempt = {
             "attempt": message.attempts,
             "worker": self._worker,
-            "began_at": (ended_at - timedelta(seconds=job.at - job.lease.held.begun_at)).isoformat(),
+            "began_at": (
+                ended_at - timedelta(seconds=job.at - job.lease.held.begun_at)
+            ).isoformat(),
             "ended_at": ended_at.isoformat(),
             "error": job.error or None,
         }
@@ -70,14 +72,19 @@ class JobNotes:
         self._add(record, {"progress": progress, "note": note})
 
     def write(self, transaction: HandlerTransaction) -> None:
-        """Writes all notes; those that cannot be written now are written later, and each kind of error is logged once, conflicts never."""
+        """Writes all notes; those that cannot be written now are written later.
+
+        Each kind of error is logged once, conflicts never.
+        """
         with self._lock:
             notes, self._notes = self._notes, {}
         if not notes:
             return
         values = {
             "channel": self._channel,
-            "notes": json.dumps([{"record_id": id_, "attempts": [], **note} for id_, note in notes.items()]),
+            "notes": json.dumps(
+                [{"record_id": id_, "attempts": [], **note} for id_, note in notes.items()]
+            ),
         }
 
         def plan(store: Store[Executor], _: Locked) -> TransactionPlan[bool]:
@@ -133,7 +140,7 @@ class JobCounts:
         return consumed
 
     def is_retrying(self) -> bool:
-        """True if jobs that failed here are to come back soon."""
+        """Returns whether jobs that failed here are to come back soon."""
         now = monotonic()
         self._due = {id_: due_at for id_, due_at in self._due.items() if due_at + OWN_RETRY_S > now}
         return bool(self._due)

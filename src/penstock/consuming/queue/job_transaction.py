@@ -1,13 +1,16 @@
-"""The transaction of a job: the handler's effects, and the fact that they have happened.
+"""Runs a job's transaction: the handler's effects, and the fact that they have happened.
 
-    first statement  →  finish_records  →  the handler's statements  →  the lease is still ours  →  COMMIT
+    first statement  →  finish_records  →  the handler's statements  →  the lease is still ours  →
+                     COMMIT
 
-It begins with the handler's first statement, so that a handler which computes, or waits for a service, holds no
-transaction open meanwhile.  A handler without a statement has one that only finishes the record.
+It begins with the handler's first statement, so that a handler which computes, or waits for a
+service, holds no transaction open meanwhile.  A handler without a statement has one that only
+finishes the record.
 
 Several short jobs may be done in one transaction, which finishes all of them or none, at its end:
 
-    BEGIN  →  the statements of each handler  →  the leases are still ours  →  finish_records, COMMIT
+    BEGIN  →  the statements of each handler  →  the leases are still ours  →  finish_records,
+           COMMIT
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +58,10 @@ class JobTransaction(HandlerTransaction):
     """Transactions of one slot of a worker, one after the other."""
 
     after_commit: ClassVar[str] = (
-        "the handler committed its transaction, and failed afterwards: what it wrote until then is in the database, the job "
-        "counts as done, and will not be done again. Take the COMMIT out of the handler, and see to the rest of this job, "
-        "then: penstock reset checkpoint {consumer} --resume --apply"
+        "the handler committed its transaction, and failed afterwards: what it wrote until then is "
+        "in the database, the job counts as done, and will not be done again. Take the COMMIT out "
+        "of the handler, and see to the rest of this job, then: penstock reset checkpoint "
+        "{consumer} --resume --apply"
     )
 
     def __init__(self, setup: WorkerSetup, *, server_start_us: int | None = None) -> None:
@@ -75,7 +79,7 @@ class JobTransaction(HandlerTransaction):
         event.listen(self._caller.engine, "before_cursor_execute", self._before_statement)
 
     def apply_job(self, job: Job[Any], is_ours: Callable[[], bool]) -> Ending | HandlerOutcome:
-        """One attempt at a job; ``is_ours`` is asked right before COMMIT whether the lease is still ours.
+        """Attempts a job; ``is_ours`` is asked right before COMMIT whether the lease is still ours.
 
         Returns the end, or the handler's outcome; unless it is ``APPLIED``, nothing was written.
         """
@@ -87,7 +91,7 @@ class JobTransaction(HandlerTransaction):
         return self._caller.enter(lambda: self._transact(job, is_ours, None))
 
     def apply_together(self, jobs: Sequence[Job[Any]], find_lost: Callable[[], int | None]) -> bool:
-        """Attempts several jobs in one transaction; false if one of them is lost, finished or cancelled.
+        """Attempts several jobs in one transaction; false if one is lost, finished or cancelled.
 
         ``find_lost`` is asked after the handlers for the index of one that must not be committed.
         None is finished before: a handler that commits by itself would lose the jobs after its own.
@@ -96,7 +100,9 @@ class JobTransaction(HandlerTransaction):
         """
         return self._caller.enter(lambda: self._transact_together(jobs, find_lost))
 
-    def _transact_together(self, jobs: Sequence[Job[Any]], find_lost: Callable[[], int | None]) -> bool:
+    def _transact_together(
+        self, jobs: Sequence[Job[Any]], find_lost: Callable[[], int | None]
+    ) -> bool:
         self.culprit, self.is_ended_by_culprit = None, False
         with self._connected() as connection:
             transaction = connection.begin()  # nothing is sent before the first statement
@@ -138,7 +144,7 @@ class JobTransaction(HandlerTransaction):
                 raise NotApplied(find_outcome(cause), cause) from error
 
     def _finish_together(self, store: Store[CommittingExecutor], jobs: Sequence[Job[Any]]) -> bool:
-        """Finishes the jobs and commits; false if one of them was finished or cancelled meanwhile."""
+        """Finishes the jobs and commits; false if one was finished or cancelled meanwhile."""
         values: dict[str, str | int] = {
             "transaction": self._xid,
             "channel": self._consumer.channel.name,
@@ -158,23 +164,26 @@ class JobTransaction(HandlerTransaction):
         return True
 
     def _check_not_ended(self) -> None:
-        """Raises if the transaction of several jobs was ended by the handler that was called last."""
+        """Raises if the last called handler has ended the transaction of several jobs."""
         if self._is_together and self._is_idle():
             raise self._ended_by_handler()
 
     def _is_idle(self) -> bool:
-        """True if no transaction is open."""
+        """Returns whether no transaction is open."""
         connection = self._connection
         if connection is None or connection.closed or connection.invalidated:
             return False
         driver: Any = connection.connection.driver_connection
         return bool(driver.pgconn.transaction_status == TransactionStatus.IDLE)
 
-    def finish_all(self, jobs: Sequence[Job[Any]], results: Mapping[RecordId, str]) -> set[RecordId]:
-        """Finishes jobs whose handlers took no session, with their results, in one transaction of its own.
+    def finish_all(
+        self, jobs: Sequence[Job[Any]], results: Mapping[RecordId, str]
+    ) -> set[RecordId]:
+        """Finishes jobs whose handlers took no session, with their results, in one transaction.
 
-        Returns those that had not been finished or cancelled before.  Another server than that whose history was compared may
-        answer: nothing there depends on it, since a record is known by its id and its time of staging.
+        Returns those that had not been finished or cancelled before.  Another server than that
+        whose history was compared may answer: nothing there depends on it, since a record is known
+        by its id and its time of staging.
         """
         values: dict[str, Any] = {
             "channel": self._consumer.channel.name,
@@ -195,7 +204,10 @@ class JobTransaction(HandlerTransaction):
         return {RecordId(number) for (number,) in finished}
 
     def _transact(
-        self, job: Job[Any], is_ours: Callable[[], bool], handle: Callable[[EngineConnection], None] | None
+        self,
+        job: Job[Any],
+        is_ours: Callable[[], bool],
+        handle: Callable[[EngineConnection], None] | None,
     ) -> Ending | HandlerOutcome:
         with self._connected() as connection:
             transaction = connection.begin()  # nothing is sent before the first statement
@@ -233,7 +245,10 @@ class JobTransaction(HandlerTransaction):
         crashpoint("jobs.after_apply")
 
     def _before_statement(self, *_: Any) -> None:
-        """Finishes the record before the handler's first statement; one job of several must not begin another transaction."""
+        """Finishes the record before the handler's first statement.
+
+        One job of several must not begin another transaction.
+        """
         self._check_not_ended()
         if self._job is not None and self._executing is not None and not self._xid:
             self._finish(self._executing, self._job)
@@ -244,7 +259,8 @@ class JobTransaction(HandlerTransaction):
             raise Repeated
         try:
             *_, xid, finished, started_us = store.connection.begin_with(
-                store["finish_record"], {"channel": job.channel, "id": job.id, "staged_us": job.staged_us}
+                store["finish_record"],
+                {"channel": job.channel, "id": job.id, "staged_us": job.staged_us},
             )
             check_same_server(int(started_us), self._server_start_us)
         except Exception as error:
@@ -256,7 +272,7 @@ class JobTransaction(HandlerTransaction):
         self._xid, self._called_at = xid, monotonic()
 
     def _check_effect(self, *, is_none: bool) -> None:
-        """Finishes the record, if the handler had no statement, and writes what belongs to its end."""
+        """Finishes the record, if the handler had no statement, and writes the rest of its end."""
         assert self._job is not None
         assert self._executing is not None
         store = self._executing
@@ -267,7 +283,9 @@ class JobTransaction(HandlerTransaction):
             self._write_result(store, self._job)
             if is_none:
                 job = self._job
-                store.execute("note_no_effect", {"id": job.id, "channel": job.channel, "shard": job.shard})
+                store.execute(
+                    "note_no_effect", {"id": job.id, "channel": job.channel, "shard": job.shard}
+                )
         except (Repeated, ServerReplaced):
             raise
         except Exception as error:
@@ -281,7 +299,10 @@ class JobTransaction(HandlerTransaction):
             store.execute("write_result", values)
 
     def _commit(self, transaction: RootTransaction) -> None:
-        """Commits, if this still is the transaction in which the record was finished: the handler has not ended it."""
+        """Commits, if this still is the transaction in which the record was finished.
+
+        Then the handler has not ended it.
+        """
         assert self._executing is not None
         store = self._executing
         try:
@@ -293,8 +314,8 @@ class JobTransaction(HandlerTransaction):
 
     def _ended_by_handler(self) -> BrokenTransaction:
         return BrokenTransaction(
-            f"consumer {self._consumer.name}: the handler ended its transaction. A handler must not commit or roll back "
-            "its session: return to commit, raise to roll back"
+            f"consumer {self._consumer.name}: the handler ended its transaction. A handler must "
+            "not commit or roll back its session: return to commit, raise to roll back"
         )
 
     def _raise_if_not_ours(self) -> None:
@@ -318,7 +339,7 @@ class JobTransaction(HandlerTransaction):
 
 
 def _is_refused(error: Exception) -> bool:
-    """True if the last statement has refused to commit, by a division by zero."""
+    """Returns whether the last statement has refused to commit, by a division by zero."""
     # One of a trigger of the application's, which was deferred to the end, has a context.
     return isinstance(error, psycopg.errors.DivisionByZero) and not error.diag.context
 
@@ -328,6 +349,8 @@ def encode_result(value: object) -> str:
     text = json_text(as_plain(value, "result"), "result", LARGEST_MAX_BYTES)
     if (size := len(text.encode())) > MAX_RESULT_BYTES:
         raise InvalidRecord(
-            "result", f"{size} bytes of JSON; the limit is {MAX_RESULT_BYTES}. Keep it elsewhere, and set a reference"
+            "result",
+            f"{size} bytes of JSON; the limit is {MAX_RESULT_BYTES}. Keep it elsewhere, and set a "
+            "reference",
         )
     return text

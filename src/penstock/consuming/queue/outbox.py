@@ -1,10 +1,10 @@
-"""The outbox of a worker's slots: ended jobs, on their way to the queue, and what became of them.
+"""Keeps ended jobs of a worker's slots, on their way to the queue, and what became of them.
 
     slot  →  put  →  acknowledger  →  settled  →  collect: the worker's own thread
     slot  →  note_handled  →  finisher  →  put  →  …  if the handler takes no session
 
-Errors of all threads are here, too, for that thread.  It also puts jobs in itself, those that it gives back.  Of a job that
-it takes from a handler that hangs, only the first end counts.
+Errors of all threads are here, too, for that thread.  It also puts jobs in itself, those that it
+gives back.  Of a job that it takes from a handler that hangs, only the first end counts.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Ended:
 
     @property
     def is_released(self) -> bool:
-        """True if the job was given back as if it had not been handed over."""
+        """Returns whether the job was given back as if it had not been handed over."""
         return self.settlement is not None and self.settlement.outcome == "release"
 
 
@@ -56,12 +56,16 @@ class HandledJob:
 
 
 class Outbox:
-    """Ended jobs of one worker; the error that ends it; the mean time of a job, in seconds, None before the first one."""
+    """Ended jobs of one worker, and the error that ends it.
+
+    It also has the mean time of a job, in seconds, None before the first one.
+    """
 
     def __init__(self) -> None:
         self._changed = Condition()
         self._expected: set[Lease] = set()
-        self._handled: set[Lease] = set()  # those of them whose handlers have returned, and whose end is not committed
+        # those of them whose handlers have returned, and whose end is not committed
+        self._handled: set[Lease] = set()
         self._has_alone = False
         self._settling = 0
         self._settled: list[Ended] = []
@@ -74,32 +78,32 @@ class Outbox:
 
     @property
     def expected(self) -> int:
-        """Number of jobs that were read, and have not ended."""
+        """Returns the number of jobs that were read, and have not ended."""
         return len(self._expected)
 
     @property
     def unhandled(self) -> int:
-        """Number of jobs that were read, and wait for a slot or are at work."""
+        """Returns the number of jobs that were read, and wait for a slot or are at work."""
         return len(self._expected) - len(self._handled)
 
     @property
     def handled(self) -> int:
-        """Number of jobs whose handlers have returned, and whose end is not committed."""
+        """Returns the number of jobs whose handlers have returned, without a committed end."""
         return len(self._handled)
 
     @property
     def is_alone(self) -> bool:
-        """True if there is a job beside which no other is to be."""
+        """Returns whether there is a job beside which no other is to be."""
         return self._has_alone and self.expected > 0
 
     @property
     def is_settling(self) -> bool:
-        """True if all jobs have ended, and some are being settled."""
+        """Returns whether all jobs have ended, and some are being settled."""
         return not self._expected and self._settling > 0
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no job of which the worker does not know the end."""
+        """Returns whether there is no job of which the worker does not know the end."""
         return not (self._expected or self._settling or self._settled)
 
     def expect(self, leases: Sequence[Lease]) -> None:
@@ -109,7 +113,7 @@ class Outbox:
             self._has_alone = any(lease.message.is_alone for lease in leases)
 
     def note_handled(self, lease: Lease, took_s: float) -> None:
-        """Notes that the handler of a job has returned, after so many seconds: its slot has another."""
+        """Notes that a job's handler has returned, after so many seconds: its slot has another."""
         with self._changed:
             if lease in self._expected:
                 self._handled.add(lease)
@@ -127,7 +131,8 @@ class Outbox:
                 self.fail(job.failure)
         with self._changed:
             new = [job for job in jobs if job.lease in self._expected]
-            self._settling += len(new)  # first, since it is read without the lock: no moment must look idle
+            # first, since it is read without the lock: no moment must look idle
+            self._settling += len(new)
             for job in new:
                 self._expected.remove(job.lease)
                 if job.lease in self._handled:
@@ -147,7 +152,10 @@ class Outbox:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the worker's own thread of an error: it waits for a server that does not answer, and any other ends the worker."""
+        """Tells the worker's own thread of an error.
+
+        It waits for a server that does not answer, and any other ends the worker.
+        """
         with self._changed:
             if isinstance(error, ServerUnavailable) and not isinstance(error, ServerReplaced):
                 self._away = error
@@ -176,11 +184,19 @@ class Outbox:
             return error
 
     def wait(self, seconds: float, below: int = 0) -> None:
-        """Waits until fewer jobs than ``below`` are unhandled, or the last of all is settled, or something is wrong."""
+        """Waits until fewer jobs than ``below`` are unhandled.
+
+        It also ends if the last of all is settled, or something is wrong.
+        """
         with self._changed:
             self._wakes_below = below
             all_settled = self._settled and not (self._expected or self._settling)
-            if not all_settled and self.error is None and self._away is None and self.unhandled >= below:
+            if (
+                not all_settled
+                and self.error is None
+                and self._away is None
+                and self.unhandled >= below
+            ):
                 self._changed.wait(max(0.0, seconds))
 
     def close(self) -> None:

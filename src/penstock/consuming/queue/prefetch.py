@@ -1,4 +1,4 @@
-"""How many jobs a worker reads ahead for its slots, and how long the end of one waits for that of others."""
+"""Decides how many jobs a worker reads ahead, and how long the end of one waits for others."""
 
 from collections.abc import Iterable, Sequence
 from time import monotonic
@@ -9,7 +9,8 @@ from penstock.consuming.queue.outbox import Outbox
 from penstock.declaring.declarations import WorkerSpec
 
 PREFETCH_S = 0.05
-"""Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its slot."""
+"""Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its
+slot."""
 
 TOGETHER_S = 0.02
 """Seconds for which the end of a short job waits for that of others."""
@@ -18,10 +19,12 @@ MAX_ROOM = 100
 """Limit of the jobs that are read at once, and of those that are read ahead."""
 
 MAX_ROOM_WITHOUT_SESSIONS = 300
-"""Limit of the jobs that are read ahead if their handlers take no session, so that a hundred can end together."""
+"""Limit of the jobs that are read ahead if their handlers take no session, so that a hundred can
+end together."""
 
 MAX_HANDLED = 300
-"""Limit of the jobs whose handlers have returned, and whose end is not committed: as many may be repeated after a crash."""
+"""Limit of the jobs whose handlers have returned, and whose end is not committed: as many may be
+repeated after a crash."""
 
 
 class HasJobs(Protocol):
@@ -36,7 +39,9 @@ SlotT = TypeVar("SlotT", bound=HasJobs)
 
 def find_working(slots: Iterable[SlotT]) -> list[tuple[SlotT, Sequence[Lease]]]:
     """Returns the slots that have jobs, and their leases; without those that were abandoned."""
-    return [(slot, leases) for slot in [*slots] if not slot.is_abandoned and (leases := slot.leases)]
+    return [
+        (slot, leases) for slot in [*slots] if not slot.is_abandoned and (leases := slot.leases)
+    ]
 
 
 class Prefetch:
@@ -49,7 +54,7 @@ class Prefetch:
 
     @property
     def enough(self) -> int:
-        """Number of jobs from which the slots have enough."""
+        """Returns the number of jobs from which the slots have enough."""
         return self._concurrency + self._ahead() // 2
 
     def room(self, remaining: float) -> int:
@@ -57,12 +62,15 @@ class Prefetch:
         size = self._outbox.unhandled
         if size >= self.enough or self._outbox.handled >= MAX_HANDLED:
             return 0
-        return min(MAX_ROOM, self._concurrency + self._ahead() - size, int(min(MAX_ROOM, remaining)))
+        return min(
+            MAX_ROOM, self._concurrency + self._ahead() - size, int(min(MAX_ROOM, remaining))
+        )
 
     def together_s(self) -> float:
-        """Returns for how many seconds the end of a job waits for others, to be settled together: of short ones, if slots have enough.
+        """Returns for how many seconds a job's end waits for others, to be settled together.
 
-        If they have not, others may wait in the queue for these to be settled: of tenants and keys that are at a limit.
+        It does for short jobs, if the slots have enough. If they have not, others may wait in the
+        queue for these to be settled: of tenants and keys that are at a limit.
         """
         return TOGETHER_S if self._outbox.unhandled >= self.enough > self._concurrency else 0.0
 
@@ -76,4 +84,6 @@ class Prefetch:
     def _newest_job_s(self) -> float:
         """Returns for how many seconds a slot has had the newest job; 0 if none has one."""
         now = monotonic()
-        return min((now - leases[0].held.begun_at for _, leases in find_working(self.slots)), default=0.0)
+        return min(
+            (now - leases[0].held.begun_at for _, leases in find_working(self.slots)), default=0.0
+        )

@@ -1,6 +1,7 @@
-"""The worker of a queue: reads jobs as slots become free, and gives back at once those that it has not begun when it stops.
+"""Runs the worker of a queue: reads jobs as slots become free.
 
-Its own thread reads and looks after the slots; the slots work; one thread acknowledges jobs and one extends leases, so that
+When it stops, it gives back at once those that it has not begun. Its own thread reads and looks
+after the slots; the slots work; one thread acknowledges jobs and one extends leases, so that
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
 
@@ -53,7 +54,8 @@ GRACE_S = 5.0
 """Seconds that jobs in flight may take to end when the worker stops."""
 
 STALLED_S = 0.5
-"""Seconds after which a job that was read ahead, and still waits for a slot, goes back to the queue."""
+"""Seconds after which a job that was read ahead, and still waits for a slot, goes back to the
+queue."""
 
 DRAIN_BLOCK_MS = 10
 SLICE_BLOCK_MS = 2
@@ -65,10 +67,12 @@ CHECK_S = 0.5
 """Interval, in seconds, at which counts are written, and halts and pauses are read."""
 
 EXPIRED_EVERY_S = 5.0
-"""Interval, in seconds, at which messages that died in Redis, at their deadline, become dead letters in Postgres."""
+"""Interval, in seconds, at which messages that died in Redis, at their deadline, become dead
+letters in Postgres."""
 
 NO_LIMIT = 2**31
-"""Attempts, for the queue, which only counts them: a dead letter of a pipeline is written to Postgres, here."""
+"""Attempts, for the queue, which only counts them: a dead letter of a pipeline is written to
+Postgres, here."""
 
 
 class QueueWorker(Worker):
@@ -78,7 +82,9 @@ class QueueWorker(Worker):
         """Sets up; ``open`` connects."""
         consumer, channel = setup.consumer, setup.consumer.channel
         if not isinstance(consumer, WorkerSpec) or not isinstance(channel, Queue):
-            raise DeclarationError(f"consumer {consumer.name} reads no queue; make_worker(…) makes the right worker")
+            raise DeclarationError(
+                f"consumer {consumer.name} reads no queue; make_worker(…) makes the right worker"
+            )
         if setup.concurrency is not None:
             consumer = replace(consumer, concurrency=setup.concurrency)
         super().__init__(setup.of(consumer))
@@ -132,7 +138,9 @@ class QueueWorker(Worker):
             self._reader.confirm_all,
         )
         self._prefetch = Prefetch(self._spec, self._outbox)
-        self._finisher = None if self._spec.takes_session else Finisher(parts, self._outbox, self._prefetch)
+        self._finisher = (
+            None if self._spec.takes_session else Finisher(parts, self._outbox, self._prefetch)
+        )
         self._slots = make_slots(parts, self._outbox, self._finisher)
         self._prefetch.slots = self._slots.slots
         self._hung = HungSlots(self._spec, self._slots, self._outbox)
@@ -150,7 +158,10 @@ class QueueWorker(Worker):
 
     @override
     def _round(self, block_ms: int | None) -> Consumed:
-        """Reads jobs for free slots, or waits, ``block_ms`` at the longest; returns the result of those that have ended."""
+        """Reads jobs for free slots, or waits, ``block_ms`` at the longest.
+
+        Returns the result of those that have ended.
+        """
         self._opened_reader()
         if self._outbox.error is not None:
             raise self._outbox.error
@@ -173,12 +184,14 @@ class QueueWorker(Worker):
         for shard in consumed.halted:
             self._leave_out_shards()
             # Not the reason: it may hold what the handler said of a payload.
-            log.error("shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status")
+            log.error(
+                "shard halted", consumer=self.consumer.name, shard=str(shard), see="penstock status"
+            )
         return consumed
 
     @override
     def _slice(self) -> Consumed:
-        """Reads, and waits until all those jobs have ended; gives back those not begun when time is up."""
+        """Reads, and waits until all those jobs have ended; gives back those not begun in time."""
         self._opened_reader()
         self._taken, self._away = 0, None
         self._stopping.clear()
@@ -217,11 +230,14 @@ class QueueWorker(Worker):
             self._backoff.reset()
 
     def _find_outstanding(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Returns the leases whose jobs are neither finished nor cancelled: nothing else keeps the others from being handled.
+        """Returns the leases whose jobs are neither finished nor cancelled.
 
-        While Postgres cannot tell, no job is begun.
+        Nothing else keeps the others from being handled. While Postgres cannot tell, no job is
+        begun.
         """
-        identities = {lease: read_identity(lease.message.id, lease.message.headers) for lease in leases}
+        identities = {
+            lease: read_identity(lease.message.id, lease.message.headers) for lease in leases
+        }
         pipelines = [identity for identity in identities.values() if identity is not None]
         if not pipelines:
             return [*leases]
@@ -238,18 +254,26 @@ class QueueWorker(Worker):
                 self._outbox.put(released(lease))
             if isinstance(error, ServerReplaced):
                 raise
-            self._rest_after(error if isinstance(error, ServerUnavailable) else ServerUnavailable(describe(error)))
+            self._rest_after(
+                error
+                if isinstance(error, ServerUnavailable)
+                else ServerUnavailable(describe(error))
+            )
             return []
         outstanding = {number for (number,) in rows}
         gone = [
-            lease for lease, identity in identities.items() if identity is not None and identity[0] not in outstanding
+            lease
+            for lease, identity in identities.items()
+            if identity is not None and identity[0] not in outstanding
         ]
         self._outbox.put_all([skipped(lease) for lease in gone])
         return [lease for lease in leases if lease not in set(gone)]
 
     def _rest_s(self) -> float:
-        """Seconds to read nothing, after a server did not answer."""
-        if (error := self._outbox.take_unavailable()) is not None and monotonic() >= self._resume_at:
+        """Returns for how many seconds to read nothing, after a server did not answer."""
+        if (
+            error := self._outbox.take_unavailable()
+        ) is not None and monotonic() >= self._resume_at:
             self._rest_after(error)
         return self._resume_at - monotonic()
 
@@ -270,7 +294,10 @@ class QueueWorker(Worker):
         self._give_back()
 
     def _collect(self) -> Consumed:
-        """Returns the result of the jobs that were settled since the last call, and notes what is to be written of them."""
+        """Returns the result of the jobs that were settled since the last call.
+
+        It notes what is to be written of them.
+        """
         jobs = self._outbox.collect()
         for job in jobs:
             self._notes.note_attempt(job)
@@ -280,7 +307,10 @@ class QueueWorker(Worker):
         return consumed
 
     def _maintain(self) -> None:
-        """Writes counts and reads halts, now and then.  Without Postgres it tries again later, and reading goes on."""
+        """Writes counts and reads halts, now and then.
+
+        Without Postgres it tries again later, and reading goes on.
+        """
         if monotonic() < self._check_at:
             return
         self._check_at = monotonic() + CHECK_S
@@ -303,15 +333,20 @@ class QueueWorker(Worker):
 
     def _read_cancelled(self, transaction: HandlerTransaction) -> frozenset[str]:
         working = [lease for _, leases in find_working(self._slots.slots) for lease in leases]
-        ids = [number for lease in working if (number := find_number(lease.message.id.encode())) is not None]
+        ids = [
+            number
+            for lease in working
+            if (number := find_number(lease.message.id.encode())) is not None
+        ]
         if not ids:
             return frozenset()
         return frozenset(
-            str(number) for (number,) in transaction.read(lambda store: store.rows("cancelled", {"ids": ids}))
+            str(number)
+            for (number,) in transaction.read(lambda store: store.rows("cancelled", {"ids": ids}))
         )
 
     def _write_counts(self) -> None:
-        """Writes counts and notes since the last time; those that cannot be written now are written later."""
+        """Writes counts and notes since the last time; what it cannot write now comes later."""
         assert self._transaction is not None
         self._notes.write(self._transaction)
         self._counts.write(self._transaction, self._shards)
@@ -319,12 +354,20 @@ class QueueWorker(Worker):
     def _note_waiting_jobs(self) -> None:
         """Notes the shards whose jobs are put back because a server cannot do them."""
         waiting = {
-            shard: failed for shard, failed in self._states.waiting.copy().items() if shard not in self._unusable
+            shard: failed
+            for shard, failed in self._states.waiting.copy().items()
+            if shard not in self._unusable
         }
         for shard, failed in waiting.items():
             if self._noted.get(shard) != failed.waits_for:
                 reason = failed.kind
-                log.warning("waiting", consumer=self.consumer.name, shard=str(shard), reason=reason, retry_s=CHECK_S)
+                log.warning(
+                    "waiting",
+                    consumer=self.consumer.name,
+                    shard=str(shard),
+                    reason=reason,
+                    retry_s=CHECK_S,
+                )
                 self._note_waiting(shard, failed.waits_for)
         for shard in self._noted.keys() - waiting.keys():
             self._note_waiting(shard, None)
@@ -333,13 +376,19 @@ class QueueWorker(Worker):
     def _dead_letter_expired(self, transaction: HandlerTransaction) -> None:
         """Makes messages that died in Redis, at their deadline, dead letters in Postgres."""
         for name in self._usable():
-            shard, doing, written = self._shape.shards[name.shard], f"moving dead letters of queue {name}", []
+            shard, doing, written = (
+                self._shape.shards[name.shard],
+                f"moving dead letters of queue {name}",
+                [],
+            )
             with suppress(*UNUSABLE):  # the reader leaves the shard out, and reports it
                 for dead in run_steps(self._client, shard.dead(MAX_EXPIRED), doing):
                     message = dead.message
                     if (identity := read_identity(message.id, message.headers)) is None:
                         continue
-                    plan = self._letters.dead_letter(name, *identity, dead.reason, message.attempts, lambda: True)
+                    plan = self._letters.dead_letter(
+                        name, *identity, dead.reason, message.attempts, lambda: True
+                    )
                     with suppress(NotApplied):  # it is tried again
                         transaction.apply([name], plan)
                         written.append(message.id)
@@ -352,7 +401,7 @@ class QueueWorker(Worker):
         self._leave_out_shards()
 
     def _usable(self) -> list[ShardName]:
-        """This worker's shards without those that are left out."""
+        """Returns this worker's shards without those that are left out."""
         return [name for name in self._shards if name not in self._unusable]
 
     def _leave_out_shards(self) -> None:
@@ -376,7 +425,10 @@ class QueueWorker(Worker):
                 return applied
 
     def _is_drained(self) -> bool:
-        """True if nothing waits, is leased, or is to come back: after a failure here, or because its worker died."""
+        """Returns whether nothing waits, is leased, or is to come back.
+
+        It comes back after a failure here, or because its worker died.
+        """
         if self._counts.is_retrying():
             return False
         for name in self._usable():
@@ -390,7 +442,10 @@ class QueueWorker(Worker):
 
     @override
     def close(self) -> None:
-        """Gives back jobs not begun, lets those in flight end for ``GRACE_S``, gives back the rest, and closes the connections."""
+        """Gives back jobs not begun, and lets those in flight end for ``GRACE_S``.
+
+        Then it gives back the rest, and closes the connections.
+        """
         reader, self._reader = self._reader, None
         if reader is not None:
             self._stop_jobs()

@@ -1,7 +1,8 @@
-"""Slots of a worker, each for one transaction at a time: threads, or tasks of one event loop.
+"""Runs slots of a worker, each for one transaction at a time: threads, or tasks of an event loop.
 
-A slot takes one job after the other from an inbox that all slots share, or a few that are done together, and puts their ends
-into the slots' outbox.  A slot whose handler hangs is replaced by another, and ends once its handler returns.
+A slot takes one job after the other from an inbox that all slots share, or a few that are done
+together, and puts their ends into the slots' outbox.  A slot whose handler hangs is replaced by
+another, and ends once its handler returns.
 """
 
 import asyncio
@@ -20,7 +21,14 @@ from penstock.consuming.failures import is_exit
 from penstock.consuming.handler import JobCaller, exit_text, note_tasks, task_error_log
 from penstock.consuming.queue.finisher import Finisher
 from penstock.consuming.queue.inbox import Inbox, TaskInbox, ThreadInbox
-from penstock.consuming.queue.job_deliverer import InThread, JobDeliverer, SharedParts, Waiter, released, retried
+from penstock.consuming.queue.job_deliverer import (
+    InThread,
+    JobDeliverer,
+    SharedParts,
+    Waiter,
+    released,
+    retried,
+)
 from penstock.consuming.queue.job_transaction import encode_result
 from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox
 from penstock.consuming.queue.prefetch import find_working
@@ -38,7 +46,8 @@ POLL_S = 0.05
 """Longest wait of a task, in seconds, before it notices a stop."""
 
 TOGETHER_LIMIT_S = 0.1
-"""Longest time, in seconds, of jobs that are done in one transaction, by the mean time of the last ones."""
+"""Longest time, in seconds, of jobs that are done in one transaction, by the mean time of the last
+ones."""
 
 CANCELLING_S = 1.0
 """Seconds that a task may take to end at its time limit before it counts as hanging."""
@@ -47,7 +56,8 @@ CANCELLING_S = 1.0
 class Slot(Protocol):
     """Works on the jobs that it has.
 
-    One that ``is_abandoned`` was replaced, and ends with them.  One that ``is_cancelled`` gives them back.
+    One that ``is_abandoned`` was replaced, and ends with them.  One that ``is_cancelled`` gives
+    them back.
     """
 
     leases: Sequence[Lease]  # of the jobs that it has
@@ -59,7 +69,7 @@ class Slot(Protocol):
         """Delivers jobs, and puts their ends into the outbox."""
 
     async def deliver_async(self, leases: Sequence[Lease]) -> None:
-        """As ``deliver``, in a task."""
+        """Delivers in a task, as ``deliver`` does."""
 
     def abandon(self) -> list[Ended]:
         """Gives back the jobs of a handler that hangs, which has no effect any more."""
@@ -85,7 +95,7 @@ class TransactionSlot:
             self._put(self._end_failed(failure))
 
     async def deliver_async(self, leases: Sequence[Lease]) -> None:
-        """As ``deliver``, in a task."""
+        """Delivers in a task, as ``deliver`` does."""
         await greenlet_spawn(self.deliver, leases)
 
     def abandon(self) -> list[Ended]:
@@ -107,7 +117,7 @@ class TransactionSlot:
         self._outbox.put_all(jobs)
 
     def _end_failed(self, failure: BaseException) -> list[Ended]:
-        """Gives jobs back after a failure of the worker, or of a handler that wants the process to end."""
+        """Gives jobs back after a failure of the worker, or of a handler that wants to exit."""
         if not isinstance(failure, HandlerExited):
             return [replace(released(lease), failure=failure) for lease in self.leases]
         exiting = self._deliverer.exiting
@@ -118,9 +128,11 @@ class TransactionSlot:
 
 
 class CallingSlot:
-    """Calls handlers that take no session: it has no connection, and the finisher ends its jobs."""
+    """Calls handlers without a session: it has no connection, and the finisher ends its jobs."""
 
-    def __init__(self, parts: SharedParts, outbox: Outbox, finisher: Finisher, caller: JobCaller) -> None:
+    def __init__(
+        self, parts: SharedParts, outbox: Outbox, finisher: Finisher, caller: JobCaller
+    ) -> None:
         self._worker, self._outbox, self._parts = parts.worker, outbox, parts
         self._finisher, self._caller = finisher, caller
         self.leases: Sequence[Lease] = ()
@@ -133,7 +145,7 @@ class CallingSlot:
                 self._end(lease, job, self._caller.call(job))
 
     async def deliver_async(self, leases: Sequence[Lease]) -> None:
-        """As ``deliver``, in a task."""
+        """Delivers in a task, as ``deliver`` does."""
         for lease in leases:
             if (job := self._begin(lease)) is not None:
                 self._end(lease, job, await self._caller.call_async(job))
@@ -176,7 +188,10 @@ class CallingSlot:
 
 
 def _end_exited(slot: Slot, worker: WorkerSpec, lease: Lease, failure: HandlerExited) -> Ended:
-    """Ends the worker, unless it ends anyway.  A job that ends each process must not do so for ever: it loses an attempt."""
+    """Ends the worker, unless it ends anyway.
+
+    A job that ends each process must not do so for ever: it loses an attempt.
+    """
     if slot.is_cancelled:
         return released(lease)
     return replace(retried(lease, worker, "HandlerExited"), failure=failure)
@@ -195,7 +210,9 @@ def _take_more(inbox: Inbox, worker: WorkerSpec, outbox: Outbox) -> list[Lease]:
     if worker.together == 1 or outbox.job_s is None:
         return []
     share = (len(inbox) + 1) // worker.concurrency
-    return inbox.take_more(min(worker.together, share, int(TOGETHER_LIMIT_S / max(outbox.job_s, 1e-5))) - 1)
+    return inbox.take_more(
+        min(worker.together, share, int(TOGETHER_LIMIT_S / max(outbox.job_s, 1e-5))) - 1
+    )
 
 
 class WorkerSlots(Protocol):
@@ -205,7 +222,7 @@ class WorkerSlots(Protocol):
 
     @property
     def inbox(self) -> Inbox:
-        """Where jobs wait for one of them."""
+        """Returns the inbox where jobs wait for one of them."""
 
     def start(self) -> None:
         """Starts one more slot."""
@@ -215,7 +232,11 @@ class WorkerSlots(Protocol):
 
 
 def make_slots(parts: SharedParts, outbox: Outbox, finisher: Finisher | None) -> WorkerSlots:
-    """The slots for a worker's handler: tasks for one that is ``async def``, or else threads; a finisher ends jobs without a session."""
+    """Returns the slots for a worker's handler.
+
+    They are tasks for one that is ``async def``, or else threads.  A finisher ends jobs without a
+    session.
+    """
     caller = None if finisher is None else JobCaller(parts.setup, parts.worker)
 
     def make(waiter: Waiter) -> Slot:
@@ -223,7 +244,11 @@ def make_slots(parts: SharedParts, outbox: Outbox, finisher: Finisher | None) ->
             return TransactionSlot(parts.worker, JobDeliverer(parts, waiter), outbox)
         return CallingSlot(parts, outbox, finisher, caller)
 
-    return _TaskSlots(parts, outbox, make) if parts.worker.is_async else _ThreadSlots(parts, outbox, make)
+    return (
+        _TaskSlots(parts, outbox, make)
+        if parts.worker.is_async
+        else _ThreadSlots(parts, outbox, make)
+    )
 
 
 class _ThreadSlots:
@@ -314,7 +339,9 @@ class _TaskSlots:
     async def _run(self, slot: Slot) -> None:
         try:
             while not slot.is_abandoned and (lease := await self.inbox.take()) is not None:
-                await slot.deliver_async([lease, *_take_more(self.inbox, self._parts.worker, self._outbox)])
+                await slot.deliver_async(
+                    [lease, *_take_more(self.inbox, self._parts.worker, self._outbox)]
+                )
         finally:
             self.slots.remove(slot)
             await greenlet_spawn(slot.close)
@@ -342,7 +369,10 @@ class HungSlots:
         self._abandoned: list[Slot] = []
 
     def replace(self) -> None:
-        """Replaces slots that hang, and gives their jobs back; ``HandlerHung`` if more hang than the worker has slots."""
+        """Replaces slots that hang, and gives their jobs back.
+
+        Raises ``HandlerHung`` if more hang than the worker has slots.
+        """
         oldest = monotonic() - self._limit_s
         for slot, leases in find_working(self._slots.slots):
             if leases[0].held.begun_at < oldest:
@@ -351,13 +381,18 @@ class HungSlots:
         self._abandoned = [slot for slot in self._abandoned if not slot.has_ended]
         if len(self._abandoned) > self._worker.concurrency:
             raise HandlerHung(
-                f"consumer {self._worker.name}: {len(self._abandoned)} handlers have hung for longer than limit "
-                f"({self._worker.limit:g} s), and Python cannot end them: the process has to be started anew. Give what the handler "
-                "waits for a timeout"
+                f"consumer {self._worker.name}: {len(self._abandoned)} handlers have hung for "
+                f"longer than limit ({self._worker.limit:g} s), and Python cannot end them: the "
+                "process has to be started anew. Give what the handler waits for a timeout"
             )
 
     def _abandon(self, slot: Slot, lease: Lease) -> None:
         """Waits for a slot no more; its handler has no effect."""
-        log.error("handler hangs", consumer=self._worker.name, record=int(lease.message.id), limit_s=self._worker.limit)
+        log.error(
+            "handler hangs",
+            consumer=self._worker.name,
+            record=int(lease.message.id),
+            limit_s=self._worker.limit,
+        )
         self._abandoned.append(slot)
         self._outbox.put_all(slot.abandon())

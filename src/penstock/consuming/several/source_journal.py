@@ -1,4 +1,4 @@
-"""The journal of a source: the checkpoints are here, and each keeps which record it is at."""
+"""Uses the journal of a source; the checkpoints are here, and each keeps which record it is at."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -33,7 +33,8 @@ from penstock.records import Epoch, Offset, Record, ShardName
 log = structlog.get_logger("penstock.consumer")
 
 REPORT_S = 1.0
-"""Seconds until the checkpoints are reported and the histories compared: a restored source is noticed within it."""
+"""Seconds until the checkpoints are reported and the histories compared: a restored source is
+noticed within it."""
 
 
 class SourceJournal:
@@ -55,7 +56,10 @@ class SourceJournal:
         self._has_registered, self._repeats = False, Repeats()
 
     def register(self, store: Store) -> tuple[list[ShardName], frozenset[ShardName]]:
-        """Registers at the source, then here.  A consumer that has begun goes on while the source is away."""
+        """Registers at the source, then here.
+
+        A consumer that has begun goes on while the source is away.
+        """
         check_not_renamed(store, self._consumer)
         self._own_database = read_database(store)
         positions = self._positions.all(store)
@@ -73,11 +77,11 @@ class SourceJournal:
         return sorted(positions), frozenset(positions)
 
     def open(self, _store: Store, client: RedisClient, *_: object) -> None:
-        """The first round compares, and reports."""
+        """Has the first round compare, and report."""
         self._client, self._report_at = client, 0.0
 
     def report_if_due(self, transaction: HandlerTransaction) -> Verdicts:
-        """Every ``REPORT_S``; what cannot be reported now is reported later."""
+        """Reports every ``REPORT_S``; what cannot be reported now is reported later."""
         if monotonic() < self._report_at:
             return {}
         try:
@@ -89,12 +93,17 @@ class SourceJournal:
             return {}
 
     def report(self, transaction: HandlerTransaction) -> Verdicts:
-        """Halts shards whose history has diverged; ``ServerUnavailable`` while the source is away."""
+        """Halts shards whose history has diverged.
+
+        Raises ``ServerUnavailable`` while the source is away.
+        """
         positions = transaction.read(self._positions.all)
         try:
             if not self._link.is_open:
                 self._link.register(self._own_database, positions)
-            running = {shard: position for shard, position in positions.items() if position.halted is None}
+            running = {
+                shard: position for shard, position in positions.items() if position.halted is None
+            }
             diverged = self._link.report(self._client, running)
             self._repeats.end("source")
         except ServerUnavailable as error:
@@ -109,10 +118,13 @@ class SourceJournal:
             self._halt(transaction, shard, reason)
         return dict.fromkeys(diverged, Verdict(HALTED_PAUSE_S))
 
-    def confirm(self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable) -> Verdicts:
+    def confirm(
+        self, transaction: HandlerTransaction, records: ShardRecords, on_unusable: OnUnusable
+    ) -> Verdicts:
         """Accepts an epoch if its records continue the applied ones.
 
-        The epoch is read after the records: a new one is written to Redis before any record of another history.
+        The epoch is read after the records: a new one is written to Redis before any record of
+        another history.
         """
         verdicts: dict[ShardName, Verdict] = {}
 
@@ -127,7 +139,9 @@ class SourceJournal:
                 verdicts[shard] = self._judge(transaction, shard, batch[-1], epoch)
         return verdicts
 
-    def _judge(self, transaction: HandlerTransaction, shard: ShardName, last: Record, epoch: Epoch) -> Verdict:
+    def _judge(
+        self, transaction: HandlerTransaction, shard: ShardName, last: Record, epoch: Epoch
+    ) -> Verdict:
         position = transaction.read(self._positions.all)[shard]
         if position.halted is not None:
             return Verdict(HALTED_PAUSE_S)
@@ -141,7 +155,9 @@ class SourceJournal:
         if not is_same:
             return Verdict(REPORT_S, "the log holds other records than the source's journal")
         with suppress(NotApplied):  # then it is compared again
-            transaction.write(shard, lambda store, _: self._positions.accept_epoch(store, shard, epoch))
+            transaction.write(
+                shard, lambda store, _: self._positions.accept_epoch(store, shard, epoch)
+            )
         self._accepted[shard] = epoch
         return Verdict()
 
@@ -156,16 +172,24 @@ class SourceJournal:
 
         with suppress(NotApplied):  # it is compared again
             if transaction.apply([shard], plan):
-                transaction.observers(ShardHalted(self._consumer.name, shard.channel, shard.shard, "HistoryDiverged"))
-                log.error("shard halted", consumer=self._consumer.name, shard=str(shard), reason=reason)
+                transaction.observers(
+                    ShardHalted(self._consumer.name, shard.channel, shard.shard, "HistoryDiverged")
+                )
+                log.error(
+                    "shard halted", consumer=self._consumer.name, shard=str(shard), reason=reason
+                )
 
-    def backfill(self, read: Read, shard: ShardName, offset: Offset, end: Offset, limit: Limit) -> Sequence[Record]:
+    def backfill(
+        self, read: Read, shard: ShardName, offset: Offset, end: Offset, limit: Limit
+    ) -> Sequence[Record]:
         """Reads behind the checkpoint; nothing if another process has gone on."""
         position = read(self._positions.all)[shard]
         return self._link.backfill(position, end, limit) if position.offset == offset else ()
 
-    def note_reached(self, plan: TransactionPlan[Result], records: ShardRecords) -> TransactionPlan[Result]:
-        """A later comparison needs the record at each checkpoint."""
+    def note_reached(
+        self, plan: TransactionPlan[Result], records: ShardRecords
+    ) -> TransactionPlan[Result]:
+        """Returns a plan that also writes the record at each checkpoint, for a later comparison."""
         reached = {
             advance.locked.shard: _record_at(records[advance.locked.shard], advance.to)
             for advance in plan.advances
@@ -181,9 +205,14 @@ class SourceJournal:
         return replace(plan, settle=settle)
 
     def warn_away(self, error: Exception) -> None:
-        """The other sources go on."""
+        """Logs that this source is away; the others go on."""
         if self._repeats.is_due("source", reason := describe(error)):
-            log.warning("source is away", consumer=self._consumer.name, source=self._link.source, reason=reason)
+            log.warning(
+                "source is away",
+                consumer=self._consumer.name,
+                source=self._link.source,
+                reason=reason,
+            )
 
     def close(self) -> None:
         """Closes the connection to the source."""

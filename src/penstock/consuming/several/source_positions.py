@@ -1,4 +1,4 @@
-"""Checkpoints of a consumer in the shards of a source, in its own database, and the record at each of them."""
+"""Keeps a consumer's checkpoints in a source's shards, in its own database, and their records."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ class SourcePosition:
 
     shard: ShardName  # the shard of the source
     offset: Offset  # everything up to here has been applied
-    epoch: Epoch  # Redis' epoch of the shard whose records may be applied; 0 if none was accepted yet
+    # Redis' epoch of the shard whose records may be applied; 0 if none was accepted yet
+    epoch: Epoch
     record: JournaledRecord | None  # the record at ``offset``; None if it is not known
     halted: str | None = None  # why the shard is halted; None if it is not
 
@@ -30,7 +31,7 @@ class SourcePositions:
         self._where = {"consumer": consumer.name, "channel": self._channel}
 
     def all(self, store: Store[Executor]) -> dict[ShardName, SourcePosition]:
-        """All of them, those of halted shards too."""
+        """Returns all of them, those of halted shards too."""
         rows = store.rows("positions", self._where)
         positions = (
             SourcePosition(
