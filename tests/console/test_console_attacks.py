@@ -194,7 +194,7 @@ def _(target: Target) -> None:
     assert target.ask("POST /leave", OURS, {}, by="eve").status == 303
     assert target.ask("GET /actions", by="eve").status == 303
     target.cookies["eve"] = target.entrance.sessions.begin(Visitor("eve", RIGHTS))
-    known = target.entrance.sessions._known
+    known = target.entrance.sessions._visitors
     [*_, last] = known
     known[last] = known[last][0], 0.0
     assert target.ask("GET /actions", by="eve").status == 303

@@ -72,10 +72,10 @@ def test_points_of_a_minute_are_kept_and_each_quarter_of_a_minute_one_for_an_hou
 
     assert sample is not None
     assert (sample.status, sample.error, sample.is_stale) == (found, "it is away", True)
-    assert [point.at for point in sample.recent] == list(range(7142, 7202, 2))
+    assert [point.time_s for point in sample.recent] == list(range(7142, 7202, 2))
     assert len(sample.hour) == HOUR_POINTS
-    assert {later.at - before.at for before, later in zip(sample.hour, sample.hour[1:], strict=False)} == {16}
-    assert sample.hour[-1].at == 7200
+    assert {later.time_s - before.time_s for before, later in zip(sample.hour, sample.hour[1:], strict=False)} == {16}
+    assert sample.hour[-1].time_s == 7200
 
 
 @pytest.mark.usefixtures("crowd")
@@ -88,7 +88,7 @@ def test_a_point_has_the_counts_of_all_shards_and_of_so_many_names(
 
     point = make_point(found, 7.0)
 
-    assert (point.at, point.sequenced["orders"], point.published["orders"]) == (7.0, 22, 20)
+    assert (point.time_s, point.sequenced["orders"], point.published["orders"]) == (7.0, 22, 20)
     assert (point.published["lost"], point.passed["late", "orders"], point.lag["late", "orders"]) == (0, 10, 12)
     assert len(make_point(replace(found, consumers=many), 7.0).lag) == MAX_NAMES
 

@@ -1,17 +1,20 @@
-"""The console: the pipeline on one page, in a browser, safe to leave open.
+"""Shows the pipeline on one page, in a browser; it is safe to leave open.
 
     web_application  the pages' addresses, and what every request goes through
-    access           who may see and do what: a link, a file of users, a proxy, or the application that it is mounted in
+    access           who may see and do what: a link, a file of users, a proxy, or the application
+                     around it
     status_sampler   one reader of the status for all viewers, with the history of the last hour
-    reading          few connections for all pages, and one examination by the doctor; what a visitor may not see of a status
+    reading          few connections for all pages, and one examination by the doctor; what a
+                     visitor may not see of a status
     job_pages        the pages of jobs
-    pages            what each page shows; the same values as JSON under the same address with ``.json``
+    pages            what each page shows; the same values as JSON under the same address with
+                     ``.json``
     actions          what changes something: a plan, its digest, then the change, and who did it
     rendering        templates, numbers and times, lines drawn as SVG
     serving          an HTTP server for it, in this process
 
-Nothing is asked of a server that a command does not ask, too.  No script but ``static/console.js`` runs, nothing is loaded from
-another host, and every page can be read without a script.
+It asks servers for nothing that no command asks for.  No script but ``static/console.js`` runs,
+nothing is loaded from another host, and every page can be read without a script.
 
     from penstock.console import make_console
 

@@ -1,8 +1,11 @@
-"""Who may see and do what.  Rights are checked where a page is made and where an act is done, never by a hidden button alone.
+"""Decides who may see and do what, where a page is made and where an act is done.
+
+A hidden button alone is never the check.
 
 link    a token that ``penstock console`` prints, which works once, for the user who starts it
 users   a file: names, passwords hashed with scrypt, rights
-proxy   a header with the user's name, from the addresses of a proxy that has authenticated him; rights from the file
+proxy   a header with the name of a user whom a proxy has authenticated, from the proxy's address;
+        rights from the file
 mounted the application's own function from a request to a ``Visitor``
 """
 
@@ -24,19 +27,21 @@ from starlette.requests import Request
 from penstock.errors import InvalidSetting
 
 Right = Literal["see", "keys", "payloads", "retry", "drop", "pause", "move"]
-"""``see``: names, numbers, times.  ``keys``: also keys, and reasons, which may quote a record.  ``payloads``: also payloads.
-``retry``, ``drop``: dead letters and jobs.  ``pause``: pause and resume.  ``move``: let a halted shard go on."""
+"""``see``: names, numbers, times.  ``keys``: also keys, and reasons, which may quote a record.
+``payloads``: also payloads.  ``retry``, ``drop``: dead letters and jobs.  ``pause``: pause and
+resume.  ``move``: let a halted shard go on."""
 
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
 COOKIE = "penstock_console"
-"""Name of the cookie of a session, with the port behind it: browsers send cookies to all ports of a name."""
+"""Name of the cookie of a session, with the port behind it: browsers send cookies to all ports of a
+name."""
 
 SESSION_S = 12 * 3600.0
 """Seconds that a login holds."""
 
 MAX_FAILURES = 5
-"""Failed logins of a name in a minute, after which it has to wait for the rest of it."""
+"""Failed logins of a name in a minute; after these, it waits for the rest of the minute."""
 
 MAX_TRIED = 1000
 """Names, each with its address, whose failures are remembered."""
@@ -54,11 +59,12 @@ class Visitor:
     def __post_init__(self) -> None:
         if unknown := self.rights - RIGHTS:
             raise InvalidSetting(
-                f"unknown rights: {', '.join(sorted(unknown))}; there are: {', '.join(get_args(Right))}"
+                f"unknown rights: {', '.join(sorted(unknown))}; there are: "
+                f"{', '.join(get_args(Right))}"
             )
 
     def may(self, right: Right) -> bool:
-        """True if he may; nothing without ``see``."""
+        """Returns whether the visitor has a right; none counts without ``see``."""
         return right in self.rights and "see" in self.rights
 
 
@@ -69,23 +75,24 @@ def cookie_name(request: Request) -> str:
 
 
 Access = Callable[[Request], Visitor | None]
-"""Finds out who asks; None if nobody who may see anything."""
+"""Returns who asks; None if nobody who may see anything."""
 
 
 def hash_password(password: str) -> str:
-    """A password as the file of users has it."""
+    """Returns a password's hash for the file of users."""
     salt = os.urandom(16)
     return f"scrypt:{salt.hex()}:{hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT).hex()}"
 
 
 def _fits(password: str, hashed: str) -> bool:
-    _, salt, wanted = hashed.split(":")
-    found = hashlib.scrypt(password.encode(), salt=bytes.fromhex(salt), **_SCRYPT)
-    return hmac.compare_digest(found.hex(), wanted)
+    _, salt, expected = hashed.split(":")
+    digest = hashlib.scrypt(password.encode(), salt=bytes.fromhex(salt), **_SCRYPT)
+    return hmac.compare_digest(digest.hex(), expected)
 
 
 _NOBODY = hash_password(secrets.token_hex(16))
-"""Compared with the password of an unknown name, so that it takes as long as that of a known one."""
+"""Compared with the password of an unknown name, so that it takes as long as that of a known
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,55 +104,65 @@ class User:
 
 
 def read_users(path: Path) -> dict[str, User]:
-    """The users of a TOML file: a table a name, with ``rights`` and ``password``, which a proxy's users do not need.
+    """Returns the users of a TOML file.
 
-    Raises ``InvalidSetting``, also if others may read it.
+    Each name is a table with ``rights`` and a ``password``, which a proxy's users do not need.
+
+    Raises ``InvalidSetting``, also if others may read the file.
     """
     try:
         if path.stat().st_mode & 0o027:  # a mounted secret is read by its group
             raise InvalidSetting(f"{path}: others may read it. Type: chmod 640 {path}")
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"{path}: the users cannot be read: {type(error).__name__}") from None
-    return {name: _parse_user(path, name, entry) for name, entry in given.items()}
+    return {name: _parse_user(path, name, entry) for name, entry in tables.items()}
 
 
 def _parse_user(path: Path, name: str, entry: Any) -> User:
-    rights, password = (entry.get("rights"), entry.get("password")) if isinstance(entry, Mapping) else (None, None)
+    rights, password = (
+        (entry.get("rights"), entry.get("password")) if isinstance(entry, Mapping) else (None, None)
+    )
     if not isinstance(rights, list) or not isinstance(password, str | None):
         raise InvalidSetting(
-            f'{path}: [{name}] needs rights = ["see", …], and a password from penstock console --hash-password'
+            f'{path}: [{name}] needs rights = ["see", …], '
+            "and a password from penstock console --hash-password"
         )
     if password is not None and not re.fullmatch("scrypt:[0-9a-f]{32}:[0-9a-f]{64}", password):
-        raise InvalidSetting(f"{path}: the password of [{name}] is no hash; make one: penstock console --hash-password")
+        raise InvalidSetting(
+            f"{path}: the password of [{name}] is no hash; make one: penstock console "
+            "--hash-password"
+        )
     return User(Visitor(name, frozenset(rights)), password)
 
 
 @dataclass
 class Sessions:
-    """Visitors who have come in, by the cookie that they were given.  They end with the process."""
+    """Sessions of visitors, by the cookie that they were given.  They end with the process."""
 
     clock: Callable[[], float] = monotonic
-    _known: dict[str, tuple[Visitor, float]] = field(default_factory=dict)
+    _visitors: dict[str, tuple[Visitor, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, visitor: Visitor) -> str:
-        """A new session; returns its cookie's value."""
+        """Begins a session; returns its cookie's value."""
         value, now = secrets.token_urlsafe(32), self.clock()
         with self._lock:
-            self._known = {key: each for key, each in self._known.items() if each[1] > now}
-            self._known[_digest(value)] = visitor, now + SESSION_S
+            self._visitors = {
+                key: session for key, session in self._visitors.items() if session[1] > now
+            }
+            self._visitors[_digest(value)] = visitor, now + SESSION_S
         return value
 
     def find(self, request: Request) -> Visitor | None:
-        """The visitor of a request's cookie."""
-        visitor, until = self._known.get(_digest(_get_cookie(request)), (None, 0.0))
+        """Returns the visitor of a request's cookie."""
+        visitor, until = self._visitors.get(_digest(_get_cookie(request)), (None, 0.0))
         return visitor if until > self.clock() else None
 
     def end(self, request: Request) -> None:
         """Ends the session of a request."""
         with self._lock:
-            self._known.pop(_digest(_get_cookie(request)), None)
+            self._visitors.pop(_digest(_get_cookie(request)), None)
 
 
 def _get_cookie(request: Request) -> str:
@@ -158,7 +175,7 @@ def _digest(value: str) -> str:
 
 @dataclass
 class Entrance:
-    """How visitors come in to a console that runs by itself."""
+    """Lets visitors in to a console that runs by itself."""
 
     users: Mapping[str, User] = field(default_factory=dict)  # those of the file
     token: str | None = None  # works once; None if there is a file, or a proxy
@@ -169,17 +186,17 @@ class Entrance:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, request: Request) -> Visitor | None:
-        """The visitor of a request."""
+        """Returns the visitor of a request."""
         if self.proxy_header is not None:
             if request.client is None or request.client.host != self.proxy:
                 return None
-            named = request.headers.getlist(self.proxy_header)
-            known = self.users.get(named[0]) if len(named) == 1 else None
-            return None if known is None else known.visitor
+            names = request.headers.getlist(self.proxy_header)
+            user = self.users.get(names[0]) if len(names) == 1 else None
+            return None if user is None else user.visitor
         return self.sessions.find(request)
 
     def redeem(self, token: str) -> str | None:
-        """The cookie for a token, once; None if it is another one."""
+        """Returns the cookie for a token, once; None if it is another one."""
         with self._lock:
             if self.token is None or not hmac.compare_digest(token.encode(), self.token.encode()):
                 return None
@@ -187,19 +204,24 @@ class Entrance:
         return self.sessions.begin(Visitor("local", RIGHTS))
 
     def log_in(self, name: str, password: str, host: str) -> str | None:
-        """The cookie for a name and a password; None if they do not fit, or after too many from there that did not."""
-        now, tried = self.sessions.clock(), f"{host} {name}"
+        """Returns the cookie for a name and a password.
+
+        None if they do not fit, or after too many failures from that host.
+        """
+        now, attempt = self.sessions.clock(), f"{host} {name}"
         with self._lock:
-            recent = [at for at in self._failures.get(tried, ()) if at > now - 60]
+            recent = [
+                failure_s for failure_s in self._failures.get(attempt, ()) if failure_s > now - 60
+            ]
             if len(recent) >= MAX_FAILURES:
                 return None
             if len(self._failures) > MAX_TRIED:
                 del self._failures[next(iter(self._failures))]
-            self._failures[tried] = [*recent, now]
+            self._failures[attempt] = [*recent, now]
         user = self.users.get(name)
         hashed = (user.password if user else None) or _NOBODY
         if not _fits(password, hashed) or user is None:  # that of nobody fits none
             return None
         with self._lock:
-            self._failures.pop(tried, None)
+            self._failures.pop(attempt, None)
         return self.sessions.begin(user.visitor)

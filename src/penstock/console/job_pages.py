@@ -1,7 +1,8 @@
-"""The pages of jobs: those of a queue by state, tenant, key, name and age, and one job from its staging to its end.
+"""Shows a queue's jobs by state, tenant, key, name and age, and one job from staging to end.
 
-Postgres says which jobs there are, Redis what each waits for; a state is therefore looked for, not counted, and no longer than
-``SEARCH_S``.  How many there are in each state is in the sample that all pages share.
+Postgres says which jobs there are, Redis what each waits for.  Jobs in a state are therefore
+searched, for at most ``SEARCH_S``, and not counted.  The sample that all pages share has their
+numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.channels.commands import RedisClient
 from penstock.console.access import Visitor
-from penstock.console.reading import HIDDEN, Page, Reading, Shown
+from penstock.console.reading import HIDDEN, Page, PageContent, Reading
 from penstock.console.status_sampler import Sample
 from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
@@ -55,7 +56,7 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """How many jobs of a queue are in each state; None if Redis did not say."""
+    """Numbers of a queue's jobs in each state; None if Redis did not say."""
 
     queue: str
     waiting: int | None
@@ -67,65 +68,97 @@ class QueueCounts:
     done_s: float  # seconds since then, up to an hour
 
 
-def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    queues = [each for each in status.channels if get_traits(each.kind).has_jobs and each.keep_s is not None]
-    given = {name: text for name in FIELDS if (text := request.query_params.get(name))}
+    queues = [
+        channel
+        for channel in status.channels
+        if get_traits(channel.kind).has_jobs and channel.keep_s is not None
+    ]
+    filters = {name: text for name in FIELDS if (text := request.query_params.get(name))}
     name = request.query_params.get("queue") or (queues[0].channel if queues else "")
     after = request.query_params.get("after") or "0"
-    if not visitor.may("keys") and given.keys() & SECRET_FIELDS:
-        raise InvalidName("tenants, keys and names are not for this visitor: id, state and before are")
+    if not visitor.may("keys") and filters.keys() & SECRET_FIELDS:
+        raise InvalidName(
+            "tenants, keys and names are not for this visitor: id, state and before are"
+        )
     if not after.isdecimal():
         raise InvalidName(f"after={after!r}: the id of a job is wanted")
-    of = parse_filter(given)
+    job_filter = parse_filter(filters)
     page = JobPage((), None, is_partial=False)
     if name:
         with reading.postgres() as store, reading.redis() as client:
-            page = find_page(store, client, name, of, int(after))
+            page = find_page(store, client, name, job_filter, int(after))
     jobs = [_conceal(job, visitor) for job in page.jobs]
-    fixed = {**given, **({} if of.before is None else {"before": of.before.isoformat(timespec="seconds")})}
+    fixed = {
+        **filters,
+        **(
+            {}
+            if job_filter.before is None
+            else {"before": job_filter.before.isoformat(timespec="seconds")}
+        ),
+    }
     values = {
         "queues": [queue.channel for queue in queues],
         "queue": name,
-        "counts": next((_count(sample, status, queue) for queue in queues if queue.channel == name), None),
+        "counts": next(
+            (_count(sample, status, queue) for queue in queues if queue.channel == name), None
+        ),
         "jobs": jobs,
         "page_of_jobs": page,
-        "given": {name: given.get(name) for name in FIELDS},
+        "filters": {name: filters.get(name) for name in FIELDS},
         "after": int(after),
         "states": get_args(JobState),
         "chosen": urlencode({"channel": name, **(fixed or {"all": "on"})}),
-        "next": None if page.last is None else urlencode({"queue": name, **given, "after": page.last}),
-        "kept": urlencode({"queue": name, **{key: text for key, text in given.items() if key != "state"}}),
+        "next": None
+        if page.last is None
+        else urlencode({"queue": name, **filters, "after": page.last}),
+        "other_filters": urlencode(
+            {"queue": name, **{key: text for key, text in filters.items() if key != "state"}}
+        ),
     }
-    return Shown(values, {"queue": name, "jobs": jobs, "next": page.last}, sample)
+    return PageContent(values, {"queue": name, "jobs": jobs, "next": page.last}, sample)
 
 
-def find_page(store: Store, client: RedisClient, queue: str, of: JobFilter, after: int) -> JobPage:
-    """The next jobs that a filter takes; without all that are in another state, as far as ``SEARCH_S`` is enough."""
-    if of.state is None:
-        jobs = list_jobs(store, client, queue, of, after=after, limit=JOBS + 1)
-        return JobPage(jobs[:JOBS], jobs[JOBS - 1].id if len(jobs) > JOBS else None, is_partial=False)
-    end, found, last = monotonic() + SEARCH_S, list[QueuedJob](), after
-    for page in find_jobs(store, client, queue, replace(of, state=None), after=after):
+def find_page(
+    store: Store, client: RedisClient, queue: str, job_filter: JobFilter, after: int
+) -> JobPage:
+    """Returns the next page of jobs that a filter takes.
+
+    Those in a state are searched for ``SEARCH_S`` at most.
+    """
+    if job_filter.state is None:
+        jobs = list_jobs(store, client, queue, job_filter, after=after, limit=JOBS + 1)
+        return JobPage(
+            jobs[:JOBS], jobs[JOBS - 1].id if len(jobs) > JOBS else None, is_partial=False
+        )
+    end, matches, last = monotonic() + SEARCH_S, list[QueuedJob](), after
+    for page in find_jobs(store, client, queue, replace(job_filter, state=None), after=after):
         if last > after and monotonic() > end:
-            return JobPage(found, last, is_partial=True)
+            return JobPage(matches, last, is_partial=True)
         for job in page:
-            if job.state == of.state:
-                found.append(job)
-            if len(found) > JOBS:
-                return JobPage(found[:JOBS], found[JOBS - 1].id, is_partial=False)
+            if job.state == job_filter.state:
+                matches.append(job)
+            if len(matches) > JOBS:
+                return JobPage(matches[:JOBS], matches[JOBS - 1].id, is_partial=False)
             last = job.id
-    return JobPage(found, None, is_partial=False)
+    return JobPage(matches, None, is_partial=False)
 
 
 def _count(sample: Sample, status: Status, channel: ChannelStatus) -> QueueCounts:
     def total(name: str) -> int | None:
-        held = [shard.queue for shard in channel.shards]
-        return None if None in held else sum(getattr(queue, name) for queue in held)
+        counts = [shard.queue for shard in channel.shards]
+        return None if None in counts else sum(getattr(queue, name) for queue in counts)
 
-    names = [(each.consumer, each.channel) for each in status.consumers if each.channel == channel.channel]
+    names = [
+        (consumer.consumer, consumer.channel)
+        for consumer in status.consumers
+        if consumer.channel == channel.channel
+    ]
     points = (*sample.hour, *sample.recent)
-    first, last = ([points[i].passed.get(name, 0) for name in names] if points else [] for i in (0, -1))
+    first, last = (
+        [points[i].passed.get(name, 0) for name in names] if points else [] for i in (0, -1)
+    )
     return QueueCounts(
         channel.channel,
         total("waiting"),
@@ -133,32 +166,48 @@ def _count(sample: Sample, status: Status, channel: ChannelStatus) -> QueueCount
         total("delayed"),
         sum(shard.in_postgres for shard in channel.shards),
         sum(
-            shard.dead_letters for each in status.consumers if each.channel == channel.channel for shard in each.shards
+            shard.dead_letters
+            for consumer in status.consumers
+            if consumer.channel == channel.channel
+            for shard in consumer.shards
         ),
         max(0, sum(last) - sum(first)) if points else None,
-        points[-1].at - points[0].at if points else 0.0,
+        points[-1].time_s - points[0].time_s if points else 0.0,
     )
 
 
 def _conceal(job: QueuedJob, visitor: Visitor) -> QueuedJob:
     if visitor.may("keys"):
         return job
-    hidden: dict[str, Any] = {name: getattr(job, name) and HIDDEN for name in ("tenant", "key", "unique")}
+    hidden: dict[str, Any] = {
+        name: getattr(job, name) and HIDDEN for name in ("tenant", "key", "unique")
+    }
     return replace(job, why=HIDDEN, object=HIDDEN, **hidden)
 
 
-def _read_job(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     queue, id_ = request.path_params["queue"], request.path_params["id"]
-    values: dict[str, Any] = {"queue": queue, "id": id_, "payload": None, "result": None, "note": None}
+    values: dict[str, Any] = {
+        "queue": queue,
+        "id": id_,
+        "payload": None,
+        "result": None,
+        "note": None,
+    }
     with reading.postgres() as store, reading.redis() as client:
         job = next(iter(list_jobs(store, client, queue, JobFilter((id_,)))), None)
-        values["story"] = next((each for each in _trace(store, client, id_) if each.channel == queue), None)
+        values["story"] = next(
+            (story for story in _trace(store, client, id_) if story.channel == queue), None
+        )
         if visitor.may("payloads") and "payload" in request.query_params:
             values |= _read_payload(store, client, queue, id_)
     if job is None and values["story"] is None:
         raise Unknown(f"nothing is known of a job {id_} of {queue}: penstock trace {id_} says more")
-    values |= {"job": job and _conceal(job, visitor), "story": conceal_story(values["story"], visitor)}
-    return Shown(values, {"job": values["job"], "story": values["story"]})
+    values |= {
+        "job": job and _conceal(job, visitor),
+        "story": conceal_story(values["story"], visitor),
+    }
+    return PageContent(values, {"job": values["job"], "story": values["story"]})
 
 
 def _trace(store: Store, client: RedisClient, id_: int) -> Sequence[Any]:
@@ -170,18 +219,21 @@ def _trace(store: Store, client: RedisClient, id_: int) -> Sequence[Any]:
 
 def _read_payload(store: Store, client: RedisClient, queue: str, id_: int) -> Mapping[str, Any]:
     try:
-        found = read_job(store, client, queue, id_)
+        reported = read_job(store, client, queue, id_)
     except Unknown:
         return {"payload": "It is done, and has left none."}
-    payload = "It is done." if found.record is None else found.record.data_json
-    return {"payload": payload, "result": found.result_json, "note": found.note}
+    payload = "It is done." if reported.record is None else reported.record.data_json
+    return {"payload": payload, "result": reported.result_json, "note": reported.note}
 
 
 def conceal_story(story: Any, visitor: Visitor) -> Any:
-    """A story without the key, and without reasons, for those who may not see them."""
+    """Returns a story without the key and reasons for those who may not see them."""
     if story is None or visitor.may("keys"):
         return story
-    readers = tuple(replace(each, reason=None if each.reason is None else HIDDEN) for each in story.readers)
+    readers = tuple(
+        replace(reader, reason=None if reader.reason is None else HIDDEN)
+        for reader in story.readers
+    )
     return replace(story, key=HIDDEN, isolated=None, why=None, readers=readers)
 
 

@@ -1,6 +1,7 @@
-"""What each page shows.  A page reads its values once, and shows them as HTML, or as JSON with the names of the command's ``--json``.
+"""Reads the values of each page once, and shows them as HTML, or as JSON.
 
-What a visitor may not see is left out here, of both: keys, and reasons, which may quote what a handler has said of a record.
+JSON has the names of the commands' ``--json``.  Both leave out what a visitor may not see: keys,
+and reasons, which may quote what a handler has said of a record.
 """
 
 import re
@@ -18,7 +19,7 @@ from penstock.channels.log.streams import MAX_READ
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
 from penstock.console import job_pages
 from penstock.console.access import Visitor
-from penstock.console.reading import HIDDEN, Page, Reading, Shown, find_named
+from penstock.console.reading import HIDDEN, Page, PageContent, Reading, find_named
 from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.database.registry import RegisteredChannel
@@ -48,7 +49,7 @@ CONTENTS = 50
 """Records, messages, members, tenants or limits on a page."""
 
 SEARCH_S = 2.0
-"""Seconds in which the records of a key are looked for, from the newest back: no index has keys."""
+"""Seconds for which records of a key are searched, from the newest back: no index has keys."""
 
 MAX_ROWS = 200
 """Channels, consumers, actions or reconciliations on a page."""
@@ -68,7 +69,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A consumer with what its lane shows."""
+    """A consumer with the values of its lane."""
 
     consumer: ConsumerStatus
     state: str
@@ -79,51 +80,63 @@ class Lane:
     history: list[int]
 
 
-def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> Shown:
-    sample, found = reading.status(visitor)
-    channels, consumers = found.channels[:MAX_ROWS], found.consumers[:MAX_ROWS]
-    shards = [shard for channel in found.channels for shard in channel.shards]
+def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
+    sample, status = reading.status(visitor)
+    channels, consumers = status.channels[:MAX_ROWS], status.consumers[:MAX_ROWS]
+    shards = [shard for channel in status.channels for shard in channel.shards]
     waits = sum(shard.staged for shard in shards)
     read = [(shard.sequenced, shard.published) for shard in shards if shard.published is not None]
-    names = [channel.channel for channel in found.channels]
-    lanes = [make_lane(sample, found, consumer) for consumer in consumers]
+    names = [channel.channel for channel in status.channels]
+    lanes = [make_lane(sample, status, consumer) for consumer in consumers]
     values = {
-        "found": found,
+        "status": status,
         "steps": {
             "staged": (waits, max((shard.staged_s for shard in shards), default=0.0)),
-            "sequenced": (sum(shard.sequenced for shard in shards), sample.rate("sequenced", *names)),
+            "sequenced": (
+                sum(shard.sequenced for shard in shards),
+                sample.rate("sequenced", *names),
+            ),
             "unpublished": sum(max(0, sequenced - published) for sequenced, published in read),
-            "published": (sum(published for _, published in read), sample.rate("published", *names)),
+            "published": (
+                sum(published for _, published in read),
+                sample.rate("published", *names),
+            ),
             "unread": len(shards) - len(read),
-            "lag": sum(shard.lag for each in found.consumers for shard in each.shards),
-            "passed": sum(shard.checkpoint for each in found.consumers for shard in each.shards),
-            "rate": sample.rate("passed", *((each.consumer, each.channel) for each in found.consumers)),
+            "lag": sum(shard.lag for consumer in status.consumers for shard in consumer.shards),
+            "passed": sum(
+                shard.checkpoint for consumer in status.consumers for shard in consumer.shards
+            ),
+            "rate": sample.rate(
+                "passed", *((consumer.consumer, consumer.channel) for consumer in status.consumers)
+            ),
         },
-        "troubles": find_troubles(found),
+        "troubles": find_troubles(status),
         "channels": channels,
         "lanes": lanes,
-        "more": len(found.channels) + len(found.consumers) - len(channels) - len(consumers),
+        "more": len(status.channels) + len(status.consumers) - len(channels) - len(consumers),
     }
-    return Shown(values, found, sample)
+    return PageContent(values, status, sample)
 
 
-def find_troubles(found: Status) -> list[CheckResult]:
-    """What is wrong, the worst first."""
-    troubles = judge_status(found)
-    if found.redis is not None:
+def find_troubles(status: Status) -> list[CheckResult]:
+    """Returns what is wrong, the worst first."""
+    troubles = judge_status(status)
+    if status.redis is not None:
         fix = "records wait in Postgres, and nothing is lost; penstock doctor"
-        troubles.append(CheckResult("redis", "error", found.redis, fix, unreachable=True))
-    for shard, reason in found.damaged:
-        troubles.append(CheckResult("redis", "error", f"{shard}: {reason}", "penstock doctor says what to do"))
-    return sorted(troubles, key=lambda each: each.grade != "error")
+        troubles.append(CheckResult("redis", "error", status.redis, fix, unreachable=True))
+    for shard, reason in status.damaged:
+        troubles.append(
+            CheckResult("redis", "error", f"{shard}: {reason}", "penstock doctor says what to do")
+        )
+    return sorted(troubles, key=lambda trouble: trouble.grade != "error")
 
 
-def make_lane(sample: Sample, found: Status, consumer: ConsumerStatus) -> Lane:
-    """What the lane of a consumer shows."""
+def make_lane(sample: Sample, status: Status, consumer: ConsumerStatus) -> Lane:
+    """Returns a consumer with the values of its lane."""
     lag = sum(shard.lag for shard in consumer.shards)
     return Lane(
         consumer,
-        find_state(found, consumer, lag),
+        find_state(status, consumer, lag),
         lag,
         max((shard.lag_s for shard in consumer.shards), default=0.0),
         sample.rate("passed", (consumer.consumer, consumer.channel)),
@@ -132,9 +145,9 @@ def make_lane(sample: Sample, found: Status, consumer: ConsumerStatus) -> Lane:
     )
 
 
-def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
-    """The state of a consumer, in a word."""
-    if found.find_pause(consumer) is not None:
+def find_state(status: Status, consumer: ConsumerStatus, lag: int) -> str:
+    """Returns a consumer's state in a word."""
+    if status.find_pause(consumer) is not None:
         return "paused"
     if any(shard.halted is not None for shard in consumer.shards):
         return "halted"
@@ -143,48 +156,64 @@ def find_state(found: Status, consumer: ConsumerStatus, lag: int) -> str:
     return "behind" if lag else "up to date"
 
 
-def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> Shown:
+def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> PageContent:
     sample, status = reading.status(visitor)
     unlisted = len(status.channels[MAX_ROWS:])
-    return Shown({"channels": status.channels[:MAX_ROWS], "more": unlisted}, status.channels, sample)
+    return PageContent(
+        {"channels": status.channels[:MAX_ROWS], "more": unlisted}, status.channels, sample
+    )
 
 
-def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     sample, status = reading.status(visitor)
     name = request.path_params["name"]
     channel = find_named(status.channels, "channel", name)
-    readers = [make_lane(sample, status, each) for each in status.consumers if each.channel == name]
+    readers = [
+        make_lane(sample, status, consumer)
+        for consumer in status.consumers
+        if consumer.channel == name
+    ]
     # Those with work first, then those of the newest generation.
-    shards = sorted(channel.shards, key=lambda shard: (_is_at_rest(shard), -shard.shard))[:MAX_SHARDS]
+    shards = sorted(channel.shards, key=lambda shard: (_is_at_rest(shard), -shard.shard))[
+        :MAX_SHARDS
+    ]
     checkpoints = {
         shard.shard: [
-            (each.consumer.consumer, other.checkpoint)
-            for each in readers
-            for other in each.consumer.shards
+            (lane.consumer.consumer, other.checkpoint)
+            for lane in readers
+            for other in lane.consumer.shards
             if other.shard == shard.shard
         ]
         for shard in shards
     }
-    schedules = [each for each in status.schedules if each.channel == name]
+    schedules = [schedule for schedule in status.schedules if schedule.channel == name]
     values = {
         "channel": channel,
         "shards": sorted(shards, key=lambda shard: shard.shard),
         "readers": readers[:MAX_ROWS],
         "more_readers": len(readers[MAX_ROWS:]),
         "checkpoints": checkpoints,
-        "pause": next((each for each in status.pauses if (each.kind, each.name) == ("channel", name)), None),
+        "pause": next(
+            (pause for pause in status.pauses if (pause.kind, pause.name) == ("channel", name)),
+            None,
+        ),
         "schedules": schedules[:CONTENTS],
         "more_schedules": len(schedules[CONTENTS:]),
     }
-    return Shown(values, channel, sample)
+    return PageContent(values, channel, sample)
 
 
 def _is_at_rest(shard: ShardStatus) -> bool:
-    return not (shard.staged or shard.damage or shard.unknown or (shard.published or 0) < shard.sequenced)
+    return not (
+        shard.staged or shard.damage or shard.unknown or (shard.published or 0) < shard.sequenced
+    )
 
 
-def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Shown:
-    """The newest records of a log; the messages of a queue, or members of an Ick, that have waited longest."""
+def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
+    """Returns the newest records of a log, or what has waited longest.
+
+    Messages of a queue and members of an Ick wait.
+    """
     name = request.path_params["name"]
     with reading.postgres() as store:
         channel = find_channel(store, name)
@@ -192,65 +221,89 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Show
     shards = _choose_shards(channel, request.query_params.get("shard"))
     namespace = reading.scope.namespace
     with reading.redis() as client:
-        held = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
+        items = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
     contents = [
-        Content(each.place, each.key, each.facts.get("tenant"), each.state, each.at, each.facts.get("id"))
-        for each in held
+        Content(
+            item.place,
+            item.key,
+            item.facts.get("tenant"),
+            item.state,
+            item.at,
+            item.facts.get("id"),
+        )
+        for item in items
     ]
     if not visitor.may("keys"):
-        contents = [replace(each, key=HIDDEN, tenant=each.tenant and HIDDEN) for each in contents]
+        contents = [
+            replace(content, key=HIDDEN, tenant=content.tenant and HIDDEN) for content in contents
+        ]
     read = min(len(shards), MAX_READ) if channel.traits.keeps_records else len(shards)
-    cut = {"read": read, "shard": request.query_params.get("shard") or "", "is_full": len(contents) == CONTENTS}
-    return Shown({"channel": channel, "contents": contents, **cut}, contents)
+    cut = {
+        "read": read,
+        "shard": request.query_params.get("shard") or "",
+        "is_full": len(contents) == CONTENTS,
+    }
+    return PageContent({"channel": channel, "contents": contents, **cut}, contents)
 
 
 def _choose_shards(channel: RegisteredChannel, text: str | None) -> tuple[ShardName, ...]:
-    """The shard that is asked for; without one, those of the newest generation first."""
+    """Returns the shard that is asked for, or all.
+
+    Those of the newest generation come first.
+    """
     if not text:
         return channel.shard_names[::-1][:MAX_SHARDS]
     chosen = tuple(name for name in channel.shard_names if str(name.shard) == text)
     if not chosen:
-        raise Unknown(f"{channel.name} has no shard {text!r}; it has {channel.total_shards}, from 0 on")
+        raise Unknown(
+            f"{channel.name} has no shard {text!r}; it has {channel.total_shards}, from 0 on"
+        )
     return chosen
 
 
-def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     with reading.postgres() as store:
         channel = find_channel(store, request.path_params["name"])
     if not channel.traits.has_jobs:
         raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
     with reading.redis() as client:
-        tenants, are_all = busiest_tenants(client, reading.scope.namespace, channel.shard_names, MAX_TENANTS)
+        tenants, are_all = busiest_tenants(
+            client, reading.scope.namespace, channel.shard_names, MAX_TENANTS
+        )
     busiest = tenants[:CONTENTS]
     if not visitor.may("keys"):
-        busiest = [replace(each, tenant=HIDDEN) for each in busiest]
+        busiest = [replace(tenant, tenant=HIDDEN) for tenant in busiest]
     unlisted = len(tenants) - len(busiest)
-    return Shown({"channel": channel, "tenants": busiest, "more": unlisted, "are_all": are_all}, busiest)
+    return PageContent(
+        {"channel": channel, "tenants": busiest, "more": unlisted, "are_all": are_all}, busiest
+    )
 
 
-def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     name = request.path_params["name"]
     with reading.postgres() as store:
-        found, count = list_limits(store, name, limit=CONTENTS)
+        limits, count = list_limits(store, name, limit=CONTENTS)
     if not visitor.may("keys"):
-        found = [replace(each, name=each.name and HIDDEN) for each in found]
-    shown = {"limits": found, "more": count - len(found)}
-    names = {kind: [each.name for each in fields(limits)] for kind, limits in KINDS.items()}
-    return Shown({"name": name, "fields": names, **shown}, shown)
+        limits = [replace(limit, name=limit.name and HIDDEN) for limit in limits]
+    listed = {"limits": limits, "more": count - len(limits)}
+    names = {
+        kind: [field.name for field in fields(limits_class)] for kind, limits_class in KINDS.items()
+    }
+    return PageContent({"name": name, "fields": names, **listed}, listed)
 
 
-def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    lanes = [make_lane(sample, status, each) for each in status.consumers[:MAX_ROWS]]
+    lanes = [make_lane(sample, status, consumer) for consumer in status.consumers[:MAX_ROWS]]
     unlisted = len(status.consumers) - len(lanes)
-    return Shown({"lanes": lanes, "more": unlisted}, status.consumers, sample)
+    return PageContent({"lanes": lanes, "more": unlisted}, status.consumers, sample)
 
 
-def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     sample, status = reading.status(visitor)
     name = request.path_params["name"]
-    mine = [each for each in status.consumers if each.consumer == name]
-    if not mine:
+    consumers = [consumer for consumer in status.consumers if consumer.consumer == name]
+    if not consumers:
         find_named(status.consumers, "consumer", name)
 
     def is_at_rest(shard: ConsumerShard) -> bool:
@@ -258,46 +311,62 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Show
 
     values = {
         "name": name,
-        "lanes": [make_lane(sample, status, each) for each in mine],
+        "lanes": [make_lane(sample, status, consumer) for consumer in consumers],
         "shards": [
-            (each.channel, shard) for each in mine for shard in sorted(each.shards, key=is_at_rest)[:MAX_SHARDS]
+            (consumer.channel, shard)
+            for consumer in consumers
+            for shard in sorted(consumer.shards, key=is_at_rest)[:MAX_SHARDS]
         ],
-        "more": sum(len(each.shards[MAX_SHARDS:]) for each in mine),
-        "pauses": [each for each in status.pauses if any(each.holds(name, consumer.channel) for consumer in mine)],
-        "troubles": [each for each in find_troubles(status) if is_about(name, each.message)],
+        "more": sum(len(consumer.shards[MAX_SHARDS:]) for consumer in consumers),
+        "pauses": [
+            pause
+            for pause in status.pauses
+            if any(pause.holds(name, consumer.channel) for consumer in consumers)
+        ],
+        "troubles": [
+            trouble for trouble in find_troubles(status) if is_about(name, trouble.message)
+        ],
     }
-    return Shown(values, mine, sample)
+    return PageContent(values, consumers, sample)
 
 
 def is_about(name: str, message: str) -> bool:
-    """True if a message names a consumer, and not only one whose name begins likewise."""
+    """Returns whether a message names a consumer, and not only one whose name begins likewise."""
     return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message) is not None
 
 
-def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> Shown:
-    given = {name: request.query_params.get(name) or None for name in ("consumer", "channel", "key", "error", "after")}
-    chosen = letters.LetterFilter(
-        given["consumer"], given["channel"], given["key"] if visitor.may("keys") else None, given["error"]
+def _read_letters(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
+    filters = {
+        name: request.query_params.get(name) or None
+        for name in ("consumer", "channel", "key", "error", "after")
+    }
+    letter_filter = letters.LetterFilter(
+        filters["consumer"],
+        filters["channel"],
+        filters["key"] if visitor.may("keys") else None,
+        filters["error"],
     )
     with reading.postgres() as store:
-        last = _parse_position(given["after"])
-        found = letters.newest(store, chosen, after=last, limit=LETTERS + 1)
-        groups = letters.group(store, chosen) if last is None else []
+        last = _parse_position(filters["after"])
+        rows = letters.newest(store, letter_filter, after=last, limit=LETTERS + 1)
+        groups = letters.group(store, letter_filter) if last is None else []
     if not visitor.may("keys"):
-        groups = [replace(each, error=_find_class(each.error)) for each in groups]
-    shown = [_conceal_letter(each, visitor) for each in found[:LETTERS]]
-    kept = {name: text for name, text in given.items() if text is not None and name != "after"}
+        groups = [replace(group, error=_find_class(group.error)) for group in groups]
+    listed = [_conceal_letter(letter, visitor) for letter in rows[:LETTERS]]
+    active = {name: text for name, text in filters.items() if text is not None and name != "after"}
     values = {
-        "letters": shown,
+        "letters": listed,
         "groups": groups[:MAX_GROUPS],
         "more_groups": len(groups[MAX_GROUPS:]),
-        "given": given,
-        "kept": kept,
-        "retried": urlencode(kept),
-        "next": urlencode({**kept, "after": _name_position(found[LETTERS - 1])}) if len(found) > LETTERS else None,
-        "is_counted": sum(each.letters for each in groups) < letters.MAX_GROUPED,
+        "filters": filters,
+        "active": active,
+        "retried": urlencode(active),
+        "next": urlencode({**active, "after": _name_position(rows[LETTERS - 1])})
+        if len(rows) > LETTERS
+        else None,
+        "is_counted": sum(group.letters for group in groups) < letters.MAX_GROUPED,
     }
-    return Shown(values, {"letters": shown, "groups": groups})
+    return PageContent(values, {"letters": listed, "groups": groups})
 
 
 def _name_position(letter: DeadLetterRow) -> str:
@@ -305,91 +374,115 @@ def _name_position(letter: DeadLetterRow) -> str:
 
 
 def _parse_position(text: str | None) -> letters.LetterPosition | None:
-    """Where the page before has ended, from its name in the address."""
+    """Returns where the page before has ended, from its name in the address."""
     if text is None:
         return None
-    failed_at, _, rest = text.partition(" ")
-    consumer, _, name = rest.partition(" ")
+    failed_at, _, identity = text.partition(" ")
+    consumer, _, name = identity.partition(" ")
     place = parse_place(name)
     try:
-        at = datetime.fromisoformat(failed_at)
+        moment = datetime.fromisoformat(failed_at)
     except ValueError:
         raise InvalidName(f"after={text!r} is no position in the list") from None
-    return letters.LetterPosition(at, consumer, place.shard.channel, place.shard.shard, place.offset)
+    return letters.LetterPosition(
+        moment, consumer, place.shard.channel, place.shard.shard, place.offset
+    )
 
 
-def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     params = request.path_params
     place = Place(ShardName(params["channel"], Shard(params["shard"])), Offset(params["offset"]))
     with reading.postgres() as store, reading.redis() as client:
-        found = letters.find(store, params["consumer"], place)
-        story = next(iter(trace(store, client, RecordId(found.record_id))), None)
+        row = letters.find(store, params["consumer"], place)
+        story = next(iter(trace(store, client, RecordId(row.record_id))), None)
         payload = None
         if visitor.may("payloads") and "payload" in request.query_params:
-            record = letters.read_record(store, found)
+            record = letters.read_record(store, row)
             payload = None if record is None else record.data_json
-    letter = _conceal_letter(found, visitor)
-    values = {"letter": letter, "story": job_pages.conceal_story(story, visitor), "payload": payload}
-    return Shown(values, letter)
+    letter = _conceal_letter(row, visitor)
+    values = {
+        "letter": letter,
+        "story": job_pages.conceal_story(story, visitor),
+        "payload": payload,
+    }
+    return PageContent(values, letter)
 
 
-def _read_schedules(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+def _read_schedules(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    schedules = sorted(status.schedules, key=lambda each: each.trouble is None)
-    return Shown({"schedules": schedules[:MAX_ROWS], "more": len(schedules[MAX_ROWS:])}, status.schedules, sample)
+    schedules = sorted(status.schedules, key=lambda schedule: schedule.trouble is None)
+    return PageContent(
+        {"schedules": schedules[:MAX_ROWS], "more": len(schedules[MAX_ROWS:])},
+        status.schedules,
+        sample,
+    )
 
 
-def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    icks = [each for each in status.channels if each.kind == "ick"]
-    readers = {each.channel: [other for other in status.consumers if other.channel == each.channel] for each in icks}
-    return Shown({"icks": icks[:MAX_ROWS], "more": len(icks[MAX_ROWS:]), "readers": readers}, icks, sample)
+    icks = [ick for ick in status.channels if ick.kind == "ick"]
+    readers = {
+        ick.channel: [consumer for consumer in status.consumers if consumer.channel == ick.channel]
+        for ick in icks
+    }
+    return PageContent(
+        {"icks": icks[:MAX_ROWS], "more": len(icks[MAX_ROWS:]), "readers": readers}, icks, sample
+    )
 
 
-def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> Shown:
+def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> PageContent:
     with reading.postgres() as store:
         sessions = list_sessions(store)
-    return Shown({"sessions": sessions[:MAX_ROWS], "more": len(sessions[MAX_ROWS:])}, sessions)
+    return PageContent(
+        {"sessions": sessions[:MAX_ROWS], "more": len(sessions[MAX_ROWS:])}, sessions
+    )
 
 
-def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
     runs = status.reconciliations
-    return Shown({"runs": runs[:MAX_ROWS], "more": len(runs[MAX_ROWS:])}, runs, sample)
+    return PageContent({"runs": runs[:MAX_ROWS], "more": len(runs[MAX_ROWS:])}, runs, sample)
 
 
-def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     results = reading.diagnose()
-    if not visitor.may("keys"):  # what a check has found may quote a record; which check it was does not
-        hidden = [replace(each, message=HIDDEN, fix="penstock doctor") for each in results]
-        results = [each if each.grade == "ok" else bare for each, bare in zip(results, hidden, strict=True)]
-    results.sort(key=lambda each: ("error", "warning", "ok").index(each.grade))
-    return Shown({"results": results[:LETTERS], "more": len(results[LETTERS:])}, results)
+    # What a check has found may quote a record; which check it was does not.
+    if not visitor.may("keys"):
+        hidden = [replace(result, message=HIDDEN, fix="penstock doctor") for result in results]
+        results = [
+            result if result.grade == "ok" else bare
+            for result, bare in zip(results, hidden, strict=True)
+        ]
+    results.sort(key=lambda result: ("error", "warning", "ok").index(result.grade))
+    return PageContent({"results": results[:LETTERS], "more": len(results[LETTERS:])}, results)
 
 
-def _read_find(reading: Reading, visitor: Visitor, request: Request) -> Shown:
+def _read_find(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     text = request.query_params.get("q", "").strip()
     values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None, "since": None}
     if text:
-        wanted: Wanted = _parse_wanted(text, is_key="key" in request.query_params)
-        if isinstance(wanted, str) and not visitor.may("keys"):
+        target: Wanted = _parse_target(text, is_key="key" in request.query_params)
+        if isinstance(target, str) and not visitor.may("keys"):
             raise InvalidName(
-                "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys are not for this visitor"
+                "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys "
+                "are not for this visitor"
             )
         with reading.postgres() as store, reading.redis() as client:
-            if isinstance(wanted, str):
-                wanted = search_key(store, wanted, SEARCH_S)
-                values["since"] = wanted.since if len(wanted.ids) < MAX_OF_KEY and wanted.since > 1 else None
+            if isinstance(target, str):
+                target = search_key(store, target, SEARCH_S)
+                values["since"] = (
+                    target.since if len(target.ids) < MAX_OF_KEY and target.since > 1 else None
+                )
             with suppress(Unknown):  # the diagnosis says why
-                values["stories"] = trace(store, client, wanted)
-            values["diagnosis"] = explain(store, client, wanted)
-        values["stories"] = [job_pages.conceal_story(each, visitor) for each in values["stories"]]
+                values["stories"] = trace(store, client, target)
+            values["diagnosis"] = explain(store, client, target)
+        values["stories"] = [job_pages.conceal_story(story, visitor) for story in values["stories"]]
         if not visitor.may("keys"):
             values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
-    return Shown(values, {name: values[name] for name in ("stories", "diagnosis", "since")})
+    return PageContent(values, {name: values[name] for name in ("stories", "diagnosis", "since")})
 
 
-def _parse_wanted(text: str, *, is_key: bool) -> RecordId | Place | str:
+def _parse_target(text: str, *, is_key: bool) -> RecordId | Place | str:
     if is_key:
         return text
     if text.isascii() and text.isdigit() and (number := find_number(text.encode())) is not None:
@@ -398,22 +491,29 @@ def _parse_wanted(text: str, *, is_key: bool) -> RecordId | Place | str:
 
 
 def _find_class(reason: str) -> str:
-    """The class of an error, without its message, which may quote a record."""
+    """Returns the class of an error, without its message, which may quote a record."""
     name = reason.partition(":")[0]
     return name if name.isidentifier() else HIDDEN
 
 
 def _conceal_letter(letter: DeadLetterRow, visitor: Visitor) -> DeadLetterRow:
-    return letter if visitor.may("keys") else replace(letter, key=HIDDEN, reason=_find_class(letter.reason))
+    return (
+        letter
+        if visitor.may("keys")
+        else replace(letter, key=HIDDEN, reason=_find_class(letter.reason))
+    )
 
 
-def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> Shown:
+def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     with reading.postgres() as store:
         actions = list_actions(store, limit=MAX_ROWS + 1)
     if not visitor.may("keys"):  # a tenant, a key, a unique name, a reason
         hidden = re.compile("penstock ((jobs|queues) .*|.* --reason .*)", re.DOTALL)
-        actions = [replace(each, command=HIDDEN) if hidden.fullmatch(each.command) else each for each in actions]
-    return Shown({"actions": actions[:MAX_ROWS], "more": len(actions) > MAX_ROWS}, actions)
+        actions = [
+            replace(action, command=HIDDEN) if hidden.fullmatch(action.command) else action
+            for action in actions
+        ]
+    return PageContent({"actions": actions[:MAX_ROWS], "more": len(actions) > MAX_ROWS}, actions)
 
 
 _LETTER = "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}"
@@ -441,4 +541,4 @@ PAGES: Mapping[str, Page] = {
         Page("find.html", _read_find, "/find", "Find", is_live=False),
     )
 }
-"""The pages, by the path below the console's own."""
+"""Pages, by the path below the console's own."""

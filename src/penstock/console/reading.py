@@ -1,6 +1,7 @@
-"""Where the pages read.  What a server does not answer is asked once for all who wait, and not again for a few seconds.
+"""Reads for the pages: a server that does not answer is asked once for all of them.
 
-The status is one for all viewers, and so is what the doctor says.  Every other page takes one of a few connections.
+It is not asked again for a few seconds.  The status is one for all viewers, and so are the doctor's
+results.  Every other page takes one of a few connections.
 """
 
 import re
@@ -33,12 +34,16 @@ CONNECTIONS = 4
 """Connections to Postgres of all pages together, beside the one that reads the status."""
 
 REMEMBERED_S = 5.0
-"""Seconds for which it is remembered that Postgres did not answer, and what the doctor has said, which takes a while."""
+"""Seconds for which a failure of Postgres is remembered, and the doctor's results, which take a
+while."""
 
 
 @dataclass
 class ConnectionPool:
-    """A few connections to Postgres at a time.  Who finds none free waits, unless Postgres has just not answered another one."""
+    """A few connections to Postgres at a time.
+
+    A page that finds none free waits, unless Postgres has just not answered another one.
+    """
 
     url: str
     _open: int = 0
@@ -48,11 +53,17 @@ class ConnectionPool:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for one page, and then closed: it survives no restart of Postgres.  Raises ``ServerUnavailable``."""
+        """Yields a connection for one page, and closes it: it survives no restart of Postgres.
+
+        Raises ``ServerUnavailable``.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has_failed() or self._open < CONNECTIONS, WAIT_S):
+            if not self._changed.wait_for(
+                lambda: self._has_failed() or self._open < CONNECTIONS, WAIT_S
+            ):
                 raise ServerUnavailable(
-                    f"Postgres does not answer in time: other pages have all {CONNECTIONS} connections of the console"
+                    f"Postgres does not answer in time: other pages have all {CONNECTIONS} "
+                    "connections of the console"
                 )
             if self._failure is not None and self._has_failed():
                 raise self._failure.with_traceback(None)
@@ -79,61 +90,71 @@ class ConnectionPool:
 
 @dataclass
 class _Examination:
-    """What the doctor has said, or is about to say."""
+    """Results of the doctor, or an examination under way."""
 
     results: Future[list[CheckResult]] = field(default_factory=Future)
-    began: float = field(default_factory=monotonic)
-    ended: float | None = None
+    started_at: float = field(default_factory=monotonic)
+    ended_at: float | None = None
 
 
 class Reading:
-    """Where the pages read."""
+    """Connections and results that pages share."""
 
-    def __init__(self, pipeline: Pipeline | None, database_url: str, redis_url: str, sampler: StatusSampler) -> None:
+    def __init__(
+        self, pipeline: Pipeline | None, database_url: str, redis_url: str, sampler: StatusSampler
+    ) -> None:
         """Sets up; the first page connects."""
         self.pipeline, self.sampler = pipeline, sampler
         self._pool, self._redis_url = ConnectionPool(database_url), redis_url
         self._lock = threading.Lock()
-        self._examinations: list[_Examination] = []  # the last one, and the one before it, which may have results
+        # the last one, and the one before it, which may have results
+        self._examinations: list[_Examination] = []
         self._concealed: tuple[Sample, Status] | None = None
 
     @property
     def scope(self) -> Scope:
-        """The pipeline's scope."""
+        """Returns the pipeline's scope."""
         return get_scope(self.pipeline)
 
     @contextmanager
     def postgres(self) -> Iterator[Store]:
-        """A connection to Postgres for one page."""
+        """Yields a connection to Postgres for one page."""
         with self._pool.connection() as connection:
             yield Store(connection, self.scope)
 
     @contextmanager
     def redis(self) -> Iterator[RedisClient]:
-        """A client for one page."""
+        """Yields a client for one page."""
         with connect_redis(self._redis_url, timeouts=TIMEOUTS) as client:
             yield client
 
     def diagnose(self) -> list[CheckResult]:
-        """What the doctor says: to all who ask within ``REMEMBERED_S`` the same, an error too.
+        """Returns the doctor's results, or raises its error, the same for ``REMEMBERED_S``.
 
-        While it examines, the results before are shown; without any, pages wait for it, together no longer than ``WAIT_S``.
+        While it examines, the results before are shown.  Without any, pages wait for it, together
+        no longer than ``WAIT_S``.
         """
         with self._lock:
             last = self._examinations[-1] if self._examinations else None
-            is_due = last is None or (last.ended is not None and monotonic() - last.ended > REMEMBERED_S)
+            is_due = last is None or (
+                last.ended_at is not None and monotonic() - last.ended_at > REMEMBERED_S
+            )
             if last is None or is_due:
                 last = _Examination()
                 self._examinations = [*self._examinations[-1:], last]
             previous = self._examinations[0]
         if is_due:
             self._examine(last)
-        elif last.ended is None and previous is not last and previous.results.exception() is None:
+        elif (
+            last.ended_at is None and previous is not last and previous.results.exception() is None
+        ):
             last = previous
         try:
-            return list(last.results.result(max(0.0, last.began + WAIT_S - monotonic())))
+            return list(last.results.result(max(0.0, last.started_at + WAIT_S - monotonic())))
         except TimeoutError:
-            raise ServerUnavailable("the doctor is still examining the servers: one of them does not answer") from None
+            raise ServerUnavailable(
+                "the doctor is still examining the servers: one of them does not answer"
+            ) from None
 
     def _examine(self, examination: _Examination) -> None:
         try:
@@ -143,10 +164,10 @@ class Reading:
         except Exception as error:  # noqa: BLE001  it is raised for each page that has asked
             examination.results.set_exception(error)
         finally:
-            examination.ended = monotonic()
+            examination.ended_at = monotonic()
 
     def status(self, visitor: Visitor) -> tuple[Sample, Status]:
-        """The last sample, which may be old, and what a visitor may see of its status."""
+        """Returns the last sample, which may be old, and what a visitor may see of its status."""
         sample = self.sampler.look()
         if sample.status is None:
             raise ServerUnavailable(f"{sample.error}")
@@ -157,22 +178,30 @@ class Reading:
         return self._concealed
 
 
-def _conceal(found: Status) -> Status:
-    """A status without reasons, which may quote records; a command that one names stays, since another would do harm."""
+def _conceal(status: Status) -> Status:
+    """Returns a status without reasons, which may quote records.
+
+    A command that a reason names stays, since another would do harm.
+    """
 
     def conceal_shard(consumer: ConsumerStatus, shard: ConsumerShard) -> ConsumerShard:
         return replace(
             shard,
-            halted=None if shard.halted is None else _conceal_halt(consumer, shard.shard, shard.halted),
+            halted=None
+            if shard.halted is None
+            else _conceal_halt(consumer, shard.shard, shard.halted),
             waiting=None if shard.waiting is None else HIDDEN,
         )
 
     consumers = tuple(
-        replace(each, shards=tuple(conceal_shard(each, shard) for shard in each.shards)) for each in found.consumers
+        replace(consumer, shards=tuple(conceal_shard(consumer, shard) for shard in consumer.shards))
+        for consumer in status.consumers
     )
-    isolated = replace(found.faults.isolated, first=())
-    pauses = tuple(replace(each, reason=HIDDEN) for each in found.pauses)
-    return replace(found, consumers=consumers, faults=replace(found.faults, isolated=isolated), pauses=pauses)
+    isolated = replace(status.faults.isolated, first=())
+    pauses = tuple(replace(pause, reason=HIDDEN) for pause in status.pauses)
+    return replace(
+        status, consumers=consumers, faults=replace(status.faults, isolated=isolated), pauses=pauses
+    )
 
 
 def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
@@ -185,17 +214,20 @@ def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
     return HIDDEN if command is None else f"{HIDDEN}: {command[0]}"
 
 
-def find_named(found: tuple[Any, ...], kind: str, name: str) -> Any:
-    """The one of that name; ``kind`` is the attribute that has it.  Raises ``Unknown``."""
-    for each in found:
-        if getattr(each, kind) == name:
-            return each
+def find_named(rows: tuple[Any, ...], kind: str, name: str) -> Any:
+    """Returns the row with that name; ``kind`` is the attribute that has it.
+
+    Raises ``Unknown``.
+    """
+    for row in rows:
+        if getattr(row, kind) == name:
+            return row
     raise Unknown(f"no {kind} {name!r} is registered")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a page shows."""
+class PageContent:
+    """Content of a page."""
 
     values: Mapping[str, Any]  # for its template
     json: Any  # the same as JSON
@@ -207,7 +239,7 @@ class Page:
     """A page."""
 
     template: str
-    read: Callable[[Reading, Visitor, Request], Shown]
+    read: Callable[[Reading, Visitor, Request], PageContent]
     path: str
     menu: str = ""  # its name in the menu; empty if it is not there
     is_live: bool = True  # true if it follows the pipeline while it is open

@@ -1,6 +1,7 @@
-"""Templates, and what they need: numbers and times for people, lines drawn as SVG, and pages that a browser keeps.
+"""Renders templates: numbers and times for people, lines drawn as SVG, pages that a browser keeps.
 
-Every text goes through ``penstock.display.escape`` and Jinja's escaping: a key may hold whatever a producer has written.
+Every text goes through ``penstock.display.escape`` and Jinja's escaping: a key may hold whatever a
+producer has written.
 """
 
 import csv
@@ -21,19 +22,19 @@ from starlette.responses import Response
 from penstock.display import escape, format_count, format_memory, format_seconds, to_json
 
 NOTHING = "-"
-"""Shown for a value that is not known."""
+"""Shown for an unknown value."""
 
 SPARK_WIDTH, SPARK_HEIGHT = 160, 32
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """A page."""
+    """Returns a page."""
     return _templates().get_template(template).render(values)
 
 
 @cache
 def _templates() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("penstock.console"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -41,7 +42,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    made.filters.update(
+    environment.filters.update(
         number=format_number,
         count=format_count,
         rate=format_rate,
@@ -51,30 +52,30 @@ def _templates() -> Environment:
         spark=draw_line,
         path=lambda text: quote(str(text), safe=""),
     )
-    return made
+    return environment
 
 
 def _finalize(value: object) -> object:
-    """A text without invisible characters: Jinja escapes those of HTML alone."""
+    """Returns a text without invisible characters: Jinja escapes those of HTML alone."""
     if value is None:
         return NOTHING
     return value if isinstance(value, Markup) else escape(str(value))
 
 
 def format_number(value: float | None) -> str:
-    """A number with its thousands."""
+    """Returns a number with its thousands."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def format_rate(value: float | None) -> str:
-    """Records a second."""
+    """Returns a number of records a second."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:.1f}/s"  # noqa: PLR2004  two digits
 
 
 def format_time(value: datetime | None) -> Markup | str:
-    """A time, which the script shows as an age."""
+    """Returns a time, which the script shows as an age."""
     if value is None:
         return NOTHING
     utc = value.astimezone(UTC)
@@ -84,22 +85,30 @@ def format_time(value: datetime | None) -> Markup | str:
 
 
 def draw_line(values: Sequence[float], label: str) -> Markup:
-    """A line of the last hour as SVG; its scale begins at 0."""
+    """Returns a line of the last hour as SVG; its scale begins at 0."""
     top = max(values, default=0)
     if len(values) < 2 or top <= 0:  # noqa: PLR2004  a line needs two points
         points = [(0.0, SPARK_HEIGHT - 1.0), (float(SPARK_WIDTH), SPARK_HEIGHT - 1.0)]
     else:
         step, height = SPARK_WIDTH / (len(values) - 1), SPARK_HEIGHT - 3
-        points = [(i * step, SPARK_HEIGHT - 1 - value / top * height) for i, value in enumerate(values)]
+        points = [
+            (i * step, SPARK_HEIGHT - 1 - value / top * height) for i, value in enumerate(values)
+        ]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return Markup(
-        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" '
+        'aria-label="{label}">'
         '<polygon points="0,{h} {line} {w},{h}"/><polyline points="{line}"/></svg>'
     ).format(w=SPARK_WIDTH, h=SPARK_HEIGHT, line=line, label=escape(label))
 
 
-def respond(request: Request, body: str, kind: str, status: int = 200, *, cache: str = "no-store") -> Response:
-    """An answer that is not sent a second time, by its ETag.  Browsers store none with what only some visitors may see."""
+def respond(
+    request: Request, body: str, kind: str, status: int = 200, *, cache: str = "no-store"
+) -> Response:
+    """Returns an answer that is not sent a second time, by its ETag.
+
+    By default browsers do not store it: it may show what only some visitors may see.
+    """
     data = body.encode()
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": f"private, {cache}", "Vary": "Cookie"}
@@ -109,8 +118,12 @@ def respond(request: Request, body: str, kind: str, status: int = 200, *, cache:
 
 
 def respond_table(request: Request, value: Any, kind: str) -> Response:
-    """A page's rows as CSV or as a JSON object a line: those of the first list in a value."""
-    lists = [each for each in value.values() if isinstance(each, list | tuple)] if isinstance(value, Mapping) else []
+    """Returns a page's rows, the first list in a value, as CSV or as a JSON object a line."""
+    lists = (
+        [member for member in value.values() if isinstance(member, list | tuple)]
+        if isinstance(value, Mapping)
+        else []
+    )
     rows = lists[0] if lists else value if isinstance(value, list | tuple) else [value]
     texts = [to_json(row) for row in rows]
     if kind == "ndjson":
@@ -124,12 +137,16 @@ def respond_table(request: Request, value: Any, kind: str) -> Response:
 
 
 def _make_cell(value: object) -> object:
-    """A value of a table; a text that a spreadsheet would calculate is quoted."""
+    """Returns a cell of a table; a text that a spreadsheet would calculate is quoted."""
     if isinstance(value, list | dict):
         return to_json(value)
-    return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"}
+        else value
+    )
 
 
 def respond_json(request: Request, value: Any, status: int = 200) -> Response:
-    """A value as the command's ``--json`` prints it."""
+    """Returns a value as the command's ``--json`` prints it."""
     return respond(request, to_json(value) + "\n", "application/json", status)

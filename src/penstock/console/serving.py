@@ -1,4 +1,4 @@
-"""Serves the console in this process until SIGINT or SIGTERM, or in a thread beside something else."""
+"""Serves the console in this process until SIGINT or SIGTERM, or in a thread."""
 
 import asyncio
 import socket
@@ -18,14 +18,19 @@ GRACE_S = 2
 
 
 HEAD_S = 10.0
-"""Seconds in which a client has to send the head of a request, from its first byte or from the connection on."""
+"""Seconds in which a client has to send the head of a request, from its first byte or from the
+connection on."""
 
 MAX_HEADS = 100
-"""Limit of the connections whose next head is not complete; of more, the oldest is closed.  Below the limit of all."""
+"""Limit of the connections whose next head is not complete, below that of all connections.  Of
+more, the oldest is closed."""
 
 
 def _make_protocol() -> type[H11Protocol]:
-    """The protocol of one server, with a deadline for heads, which uvicorn has not: a half of one would stay for ever."""
+    """Returns the protocol of one server, with a deadline for heads.
+
+    uvicorn has none: half a head would keep its connection for ever.
+    """
     incomplete: dict[H11Protocol, asyncio.TimerHandle] = {}
 
     class Protocol(H11Protocol):
@@ -63,7 +68,7 @@ def _make_protocol() -> type[H11Protocol]:
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers."""
+    """A server that reports when it answers."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -107,8 +112,10 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(console: Console, host: str, port: int, on_ready: Callable[[int], None], root_path: str = "") -> None:
-    """Serves until a signal; tells the port once it answers, which is a free one for port 0."""
+def serve(
+    console: Console, host: str, port: int, on_ready: Callable[[int], None], root_path: str = ""
+) -> None:
+    """Serves until a signal; reports the port once it answers, a free one for port 0."""
     with _bind(host, port) as bound:
         try:
             _make_server(console, lambda: on_ready(bound.getsockname()[1]), root_path).run([bound])
@@ -117,12 +124,16 @@ def serve(console: Console, host: str, port: int, on_ready: Callable[[int], None
 
 
 @contextmanager
-def served(console: Console, host: str = "127.0.0.1", port: int = 0, root_path: str = "") -> Iterator[int]:
-    """Serves in a thread while the block runs; gives the port."""
+def served(
+    console: Console, host: str = "127.0.0.1", port: int = 0, root_path: str = ""
+) -> Iterator[int]:
+    """Serves in a thread while the block runs; yields the port."""
     with _bind(host, port) as bound:
         ready = threading.Event()
         server = _make_server(console, ready.set, root_path)
-        thread = threading.Thread(target=server.run, args=([bound],), name="penstock console server", daemon=True)
+        thread = threading.Thread(
+            target=server.run, args=([bound],), name="penstock console server", daemon=True
+        )
         thread.start()
         try:
             ready.wait()

@@ -1,7 +1,8 @@
-"""One reader of the status for all viewers: what a viewer costs the servers does not grow with the number of viewers.
+"""Reads the status once for all viewers: what it costs the servers does not grow with their number.
 
-While somebody looks, the status is read every two seconds; otherwise every fifteen, so that the history has no hole.  It is never
-read for more than a tenth of the time, however slow a server is, and no statement takes longer than five seconds.
+While somebody looks, the status is read every two seconds; otherwise every fifteen, so that the
+history has no hole.  It is never read for more than a tenth of the time, however slow a server is,
+and no statement takes longer than five seconds.
 """
 
 import threading
@@ -26,40 +27,42 @@ from penstock.pipeline import Pipeline
 log = structlog.get_logger("penstock.console")
 
 WATCHED_S = 2.0
-"""Interval while somebody looks, in seconds."""
+"""Seconds between samples while somebody looks."""
 
 UNWATCHED_S = 15.0
-"""Interval while nobody does."""
+"""Seconds between samples while nobody looks."""
 
 FORGOTTEN_S = 20.0
 """Seconds after a request in which somebody still looks."""
 
 BUSY_SHARE = 10
-"""After a sample that took long, nothing is read for so many times its duration."""
+"""Multiple of a slow sample's duration for which nothing is read after it."""
 
 WAIT_S = 6.0
 """Seconds that a page waits for a sample, if the last one is old."""
 
 TIMEOUTS = Timeouts(connect_s=3, reply_s=3.0, statement_s=5.0, lock_s=1.0)
-"""Limits of what the console asks."""
+"""Limits of the console's requests to servers."""
 
 STALE_S = 60.0
-"""Age from which on a sample is shown as old: servers are slow, and are asked no more often than a tenth of the time allows."""
+"""Age in seconds from which on a sample is shown as old: servers are slow, and are asked for no
+more than a tenth of the time."""
 
 MAX_NAMES = 200
-"""Consumers and channels of which a history is kept, each."""
+"""Limit of the consumers, and of the channels, of which a history is kept."""
 
 HOUR_POINTS = 240
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The counts of one sample."""
+    """Counts of one sample."""
 
-    at: float  # monotonic seconds
+    time_s: float  # monotonic seconds
     sequenced: Mapping[str, int]  # sequenced records, by channel
     published: Mapping[str, int | None]  # published records, by channel; None if Redis did not say
-    passed: Mapping[tuple[str, str], int]  # records that a consumer has passed, by consumer and channel
+    # records that a consumer has passed, by consumer and channel
+    passed: Mapping[tuple[str, str], int]
     lag: Mapping[tuple[str, str], int]  # records that it has not passed
 
 
@@ -75,21 +78,24 @@ class Sample:
 
     @property
     def is_stale(self) -> bool:
-        """True if the status is not of now: Postgres did not answer, or takes long."""
+        """Returns whether the status is outdated: Postgres did not answer, or takes long."""
         age_s = 0.0 if self.read_at is None else (datetime.now(UTC) - self.read_at).total_seconds()
         return self.error is not None or age_s > STALE_S
 
     def rate(self, kind: str, *names: Any) -> float | None:
-        """Records a second over the last minute, summed over the names; None while it is not known."""
-        points = [(point.at, [getattr(point, kind).get(name, 0) for name in names]) for point in self.recent]
-        points = [(at, counts) for at, counts in points if None not in counts]
+        """Returns records a second of all names in the last minute; None while unknown."""
+        points = [
+            (point.time_s, [getattr(point, kind).get(name, 0) for name in names])
+            for point in self.recent
+        ]
+        points = [(time_s, counts) for time_s, counts in points if None not in counts]
         if len(points) < 2:  # noqa: PLR2004  a rate needs two
             return None
         (first_at, first), (last_at, last) = points[0], points[-1]
         return float(max(0.0, (sum(last) - sum(first)) / max(last_at - first_at, 0.001)))
 
     def lags(self, consumer: ConsumerStatus) -> list[int]:
-        """The lag of a consumer over the last hour, oldest first."""
+        """Returns the lag of a consumer over the last hour, oldest first."""
         name = (consumer.consumer, consumer.channel)
         return [point.lag[name] for point in (*self.hour, *self.recent[-1:]) if name in point.lag]
 
@@ -114,11 +120,13 @@ class StatusSampler:
     samples: int = 0
 
     def look(self) -> Sample:
-        """The last sample; waits a while for one if it is old, or the first."""
+        """Returns the last sample; waits a while for the first, or a newer one if it is old."""
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
                 self.is_closing = False
-                self._thread = threading.Thread(target=self._run, name="penstock console", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="penstock console", daemon=True
+                )
                 self._thread.start()
             is_old = monotonic() - self._looked_at > FORGOTTEN_S
             self._looked_at, following = monotonic(), self._begun + 1
@@ -131,7 +139,7 @@ class StatusSampler:
             return self.sample or Sample(None, "no sample yet: a server does not answer")
 
     def forget(self) -> None:
-        """Takes the last sample as old: something was changed."""
+        """Marks the last sample as old: something was changed."""
         self._looked_at = -FORGOTTEN_S
 
     def close(self) -> None:
@@ -144,57 +152,77 @@ class StatusSampler:
 
     def _run(self) -> None:
         reader = StatusReader(
-            self.pipeline, self.database_url, self.redis_url, application="console", timeouts=TIMEOUTS
+            self.pipeline,
+            self.database_url,
+            self.redis_url,
+            application="console",
+            timeouts=TIMEOUTS,
         )
         while not self.is_closing:
             with self._changed:
                 self._begun, self.is_wanted = self._begun + 1, False
-            began, error, found = monotonic(), None, None
+            started_s, error, status = monotonic(), None, None
             try:
-                found = reader.read()
+                status = reader.read()
             except Exception as failed:  # noqa: BLE001  a reader that ends would leave all pages as they are
                 error = str(failed) if isinstance(failed, PenstockError) else describe(failed)
                 log.debug("no sample", reason=error)
-            self.store(found, error)
-            self._wait(monotonic() - began)
+            self.store(status, error)
+            self._wait(monotonic() - started_s)
         reader.close()
 
-    def store(self, found: Status | None, error: str | None) -> None:
+    def store(self, status: Status | None, error: str | None) -> None:
         """Stores a sample."""
         with self._changed:
-            if found is not None:
-                self._recent.append(make_point(found, self.clock()))
-                if not self._hour or self._recent[-1].at - self._hour[-1].at >= 3600 / HOUR_POINTS:
+            if status is not None:
+                self._recent.append(make_point(status, self.clock()))
+                if (
+                    not self._hour
+                    or self._recent[-1].time_s - self._hour[-1].time_s >= 3600 / HOUR_POINTS
+                ):
                     self._hour.append(self._recent[-1])
-            points, before = (tuple(self._recent), tuple(self._hour)), self.sample
-            if found is not None or before is None:
-                self.sample = Sample(found, error, *points, datetime.now(UTC))
+            points, previous = (tuple(self._recent), tuple(self._hour)), self.sample
+            if status is not None or previous is None:
+                self.sample = Sample(status, error, *points, datetime.now(UTC))
             else:  # what was read last is better than nothing
-                self.sample = Sample(before.status, error, *points, before.read_at)
+                self.sample = Sample(previous.status, error, *points, previous.read_at)
             self.samples += 1
             self._changed.notify_all()
 
     def _wait(self, took_s: float) -> None:
         """Waits until the next sample is due, after one that took so long."""
         with self._changed:
-            begun = monotonic()
-            self._changed.wait_for(lambda: self.is_closing or self.is_wanted, max(WATCHED_S, BUSY_SHARE * took_s))
-            while not (self.is_closing or self.is_wanted) and monotonic() - self._looked_at > FORGOTTEN_S:
-                left = begun + max(UNWATCHED_S, BUSY_SHARE * took_s) - monotonic()
-                if left <= 0:
+            started_s = monotonic()
+            self._changed.wait_for(
+                lambda: self.is_closing or self.is_wanted, max(WATCHED_S, BUSY_SHARE * took_s)
+            )
+            while (
+                not (self.is_closing or self.is_wanted)
+                and monotonic() - self._looked_at > FORGOTTEN_S
+            ):
+                remaining_s = started_s + max(UNWATCHED_S, BUSY_SHARE * took_s) - monotonic()
+                if remaining_s <= 0:
                     return
-                self._changed.wait(left)
+                self._changed.wait(remaining_s)
 
 
-def make_point(found: Status, at: float) -> Point:
-    """The counts of a status."""
+def make_point(status: Status, time_s: float) -> Point:
+    """Returns the counts of a status."""
 
-    def count(owners: Sequence[Any], named: Callable[[Any], Any], attribute: str) -> dict[Any, int]:
-        return {named(each): sum(getattr(s, attribute) or 0 for s in each.shards) for each in owners[:MAX_NAMES]}
+    def count(
+        owners: Sequence[Any], get_name: Callable[[Any], Any], attribute: str
+    ) -> dict[Any, int]:
+        return {
+            get_name(owner): sum(getattr(s, attribute) or 0 for s in owner.shards)
+            for owner in owners[:MAX_NAMES]
+        }
 
-    channels = partial(count, found.channels, attrgetter("channel"))
-    consumers = partial(count, found.consumers, attrgetter("consumer", "channel"))
+    channels = partial(count, status.channels, attrgetter("channel"))
+    consumers = partial(count, status.consumers, attrgetter("consumer", "channel"))
     published: Mapping[str, int | None] = channels("published")
-    if all(shard.published is None for channel in found.channels for shard in channel.shards):
-        published = dict.fromkeys(published)  # Redis did not answer: nothing is known, rather than nothing published
-    return Point(at, channels("sequenced"), published, consumers("checkpoint"), consumers("lag"))
+    if all(shard.published is None for channel in status.channels for shard in channel.shards):
+        # Redis did not answer: nothing is known, rather than nothing published.
+        published = dict.fromkeys(published)
+    return Point(
+        time_s, channels("sequenced"), published, consumers("checkpoint"), consumers("lag")
+    )

@@ -1,8 +1,9 @@
-"""The pages' addresses, and what every request goes through.
+"""Routes requests to the pages, and checks each of them.
 
-A request that changes something has to come from a page of ours: browsers say so in ``Sec-Fetch-Site``, older ones in
-``Origin``.  A name in ``Host`` that nobody has allowed is refused, so that a page of another site cannot have its own name
-point here.  Every answer forbids scripts, styles, frames and requests that are not ours.
+A request that changes something has to come from a page of ours: browsers say so in
+``Sec-Fetch-Site``, older ones in ``Origin``.  A name in ``Host`` that nobody has allowed is
+refused, so that a page of another site cannot have its own name point here.  Every answer forbids
+scripts, styles, frames and requests that are not ours.
 """
 
 import asyncio
@@ -36,12 +37,14 @@ from penstock.pipeline import Pipeline
 log = structlog.get_logger("penstock.console")
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Referrer-Policy": "same-origin",  # with none at all, browsers send a form as if it came from elsewhere
+    # with none at all, browsers send a form as if it came from elsewhere
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -49,7 +52,7 @@ HEADERS = {
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 HEALTH = "/healthz"
-"""Answers every probe as long as this process does: under other host names, too, and no server is asked."""
+"""Answers every probe as long as this process does, under any host name, and asks no server."""
 
 MAX_FORM = 10_000
 """Limit of a form, in bytes."""
@@ -61,22 +64,23 @@ LOG_INS = 2
 """Passwords that are compared at the same time: each takes 16 MiB and a core for a while."""
 
 MAX_LOG_INS = 10
-"""Log-ins that may wait for it; a further one gets 429."""
+"""Log-ins that may wait for a comparison; a further one gets 429."""
 
 
 class Console:
-    """The ASGI application: refuses what no page of ours asks for, and adds the headers to all answers."""
+    """The ASGI application: refuses requests of other sites, and adds headers to all answers."""
 
     def __init__(self, app: ASGIApp, sampler: StatusSampler, hosts: frozenset[str] | None) -> None:
         self._app, self._sampler, self._hosts = app, sampler, hosts
 
     def close(self) -> None:
-        """Ends what reads the servers; another request begins it again."""
+        """Closes what reads the servers; another request starts it again."""
         self._sampler.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        if scope["type"] != "http":  # the lifespan is that of the server, or of the application around
+        # The lifespan is that of the server, or of the application around.
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         is_answered, scope = False, _add_root(scope)
@@ -85,14 +89,17 @@ class Console:
             nonlocal is_answered
             if message["type"] == "http.response.start":
                 is_answered = True
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *own]}
+                headers = [
+                    (name.lower().encode(), value.encode()) for name, value in HEADERS.items()
+                ]
+                message = {**message, "headers": [*message["headers"], *headers]}
             await send(message)
 
         refusal = self._refuse(Request(scope))
         try:
             await (refusal or self._app)(scope, receive, send_with_headers)
-        except Exception as error:  # Starlette raises it again for the server's log, which would have its text
+        except Exception as error:
+            # Starlette raises it again for the server's log, which would have its text.
             if not is_answered:
                 raise
             log.error("a page failed", path=scope["path"], error=type(error).__name__)  # noqa: TRY400  without its text
@@ -101,18 +108,30 @@ class Console:
         host = request.headers.get("host", "")
         is_probe = request.url.path.removeprefix(_root(request)) == HEALTH
         if self._hosts is not None and _parse_host(host) not in self._hosts and not is_probe:
-            return Response("421: this console does not answer under that name\n", 421, media_type="text/plain")
+            return Response(
+                "421: this console does not answer under that name\n", 421, media_type="text/plain"
+            )
         if "\x00" in unquote(f"{request.url.path}?{request.url.query}"):
-            return Response("400: no name, key or place has a character NUL\n", 400, media_type="text/plain")
+            return Response(
+                "400: no name, key or place has a character NUL\n", 400, media_type="text/plain"
+            )
         if request.method in {"GET", "HEAD"}:
             return None
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-        is_ours = site == "same-origin" if site is not None else origin is not None and urlsplit(origin).netloc == host
-        return None if is_ours else Response("403: this comes from another site\n", 403, media_type="text/plain")
+        is_ours = (
+            site == "same-origin"
+            if site is not None
+            else origin is not None and urlsplit(origin).netloc == host
+        )
+        return (
+            None
+            if is_ours
+            else Response("403: this comes from another site\n", 403, media_type="text/plain")
+        )
 
 
 def _parse_host(host: str) -> str:
-    """The name in ``Host``; empty if it is none, or has more than a port beside it."""
+    """Returns the name in ``Host``; empty if there is none, or more than a port beside it."""
     with suppress(ValueError):
         parts = urlsplit(f"//{host}")
         if parts.netloc == host and "@" not in host:
@@ -129,41 +148,68 @@ def make_console(
     acting_database_url: str | None = None,
     hosts: Collection[str] | None = None,
 ) -> Console:
-    """The console as an ASGI application, to be mounted in another one or run by itself.
+    """Returns the console as an ASGI application, to be mounted in another one or run by itself.
 
     Args:
         pipeline: What the application declares; None shows what is registered.
-        database_url: Postgres, for reading: best the login of a member of ``penstock_monitor``, which cannot read payloads.
+        database_url: Postgres, for reading: best the login of a member of ``penstock_monitor``,
+            which cannot read payloads.
         redis_url: Redis.
         access: Who asks, and what he may; asked with each request.
         acting_database_url: Postgres, for acting; None shows the commands instead.
-        hosts: The names in ``Host`` that are answered; None leaves that to the application around it.
+        hosts: The names in ``Host`` that are answered; None leaves that to the application around
+            it.
     """
-    reading = Reading(pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url))
-    acting = Acting(pipeline, None if acting_database_url is None else ConnectionPool(acting_database_url), redis_url)
+    reading = Reading(
+        pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url)
+    )
+    acting = Acting(
+        pipeline,
+        None if acting_database_url is None else ConnectionPool(acting_database_url),
+        redis_url,
+    )
     entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
     desk = _Desk(reading, acting, access, entrance)
 
     routes = [Route(HEALTH, lambda _: Response("ok\n", media_type="text/plain"))]
-    routes += [Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()]
+    routes += [
+        Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()
+    ]
     if entrance is not None:
         # In threads of their own: pages and static files do not wait for them.
-        routes.append(Route("/enter", partial(_enter, entrance, CapacityLimiter(LOG_INS)), methods=["GET", "POST"]))
+        routes.append(
+            Route(
+                "/enter",
+                partial(_enter, entrance, CapacityLimiter(LOG_INS)),
+                methods=["GET", "POST"],
+            )
+        )
         routes.append(Route("/leave", partial(_leave, entrance), methods=["POST"]))
     for path, page in PAGES.items():
-        whole = "/index" if path == "/" else path
-        routes += [Route(f"{whole}.{kind}", partial(desk.export, page, kind)) for kind in ("json", "csv", "ndjson")]
+        stem = "/index" if path == "/" else path
+        routes += [
+            Route(f"{stem}.{kind}", partial(desk.export, page, kind))
+            for kind in ("json", "csv", "ndjson")
+        ]
         routes.append(Route(path, partial(desk.html, page)))
-    routes += [Route(f"/act/{name}", partial(desk.act, name), methods=["GET", "POST"]) for name in ACTIONS]
+    routes += [
+        Route(f"/act/{name}", partial(desk.act, name), methods=["GET", "POST"]) for name in ACTIONS
+    ]
     answers = dict.fromkeys((HTTPException, PenstockError, Exception), desk.show_error)
     app = Starlette(routes=routes, exception_handlers=answers)
-    app.router.redirect_slashes = False  # to a whole address, of which a proxy has changed scheme and name
-    return Console(app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts)))
+    # It would be to a whole address, of which a proxy has changed scheme and name.
+    app.router.redirect_slashes = False
+    return Console(
+        app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts))
+    )
 
 
 @dataclass(frozen=True)
 class _Desk:
-    """Answers requests for visitors who may make them; ``entrance`` is where they log in, if they do it here."""
+    """Answers requests for visitors who may make them.
+
+    ``entrance`` is where they log in, if they do it here.
+    """
 
     reading: Reading
     acting: Acting
@@ -174,47 +220,60 @@ class _Desk:
         visitor = self._admit(request, page)
         if visitor is None:
             return RedirectResponse(f"{_root(request)}/enter", 303)
-        shown = page.read(self.reading, visitor, request)
-        sample = shown.sample if shown.sample is not None and shown.sample.is_stale else None
-        has_rows = isinstance(shown.json, list | tuple | dict)
-        values = {**shown.values, "page": page, "live": page.is_live, "stale": sample, "has_rows": has_rows}
+        content = page.read(self.reading, visitor, request)
+        sample = content.sample if content.sample is not None and content.sample.is_stale else None
+        has_rows = isinstance(content.json, list | tuple | dict)
+        values = {
+            **content.values,
+            "page": page,
+            "live": page.is_live,
+            "stale": sample,
+            "has_rows": has_rows,
+        }
         body = render(page.template, self._around(request, visitor) | values)
-        return respond(request, body, "text/html", 503 if sample is not None and sample.error else 200)
+        return respond(
+            request, body, "text/html", 503 if sample is not None and sample.error else 200
+        )
 
     def export(self, page: Page, kind: str, request: Request) -> Response:
         visitor = self._admit(request, page)
         if visitor is None:
             raise HTTPException(401, "log in first")
-        shown = page.read(self.reading, visitor, request)
-        if shown.sample is not None and shown.sample.error is not None:  # a program would take it for the status of now
-            raise ServerUnavailable(shown.sample.error)
-        return respond_json(request, shown.json) if kind == "json" else respond_table(request, shown.json, kind)
+        content = page.read(self.reading, visitor, request)
+        # A program would take it for the status of now.
+        if content.sample is not None and content.sample.error is not None:
+            raise ServerUnavailable(content.sample.error)
+        return (
+            respond_json(request, content.json)
+            if kind == "json"
+            else respond_table(request, content.json, kind)
+        )
 
     async def act(self, name: str, request: Request) -> Response:
-        given = join_fields(request.query_params.multi_items())
+        form = join_fields(request.query_params.multi_items())
         if request.method == "POST":
-            given |= await _read_form(request)
-        return await run_in_threadpool(self._act, name, request, given)
+            form |= await _read_form(request)
+        return await run_in_threadpool(self._act, name, request, form)
 
-    def _act(self, name: str, request: Request, given: dict[str, str]) -> Response:
+    def _act(self, name: str, request: Request, form: dict[str, str]) -> Response:
         action = ACTIONS[name]
         visitor = self.access(request)
         if visitor is None:
             raise HTTPException(401, "log in first")
         _check_right(visitor, action.right)
-        if given.keys() & {"tenant", "key", "unique"}:
+        if form.keys() & {"tenant", "key", "unique"}:
             _check_right(visitor, "keys")
         error = None
         if request.method == "POST":
             try:
-                where = self.acting.carry_out(action, visitor, given)
+                target = self.acting.carry_out(action, visitor, form)
             except ChangedPlan as changed:
                 error = str(changed)
             else:
                 self.reading.sampler.forget()
-                return RedirectResponse(f"{_root(request)}{where}", 303)
-        plan = self.acting.plan(action, given)
-        values = {"plan": plan, "given": given, "error": error, "live": False}
+                return RedirectResponse(f"{_root(request)}{target}", 303)
+        plan = self.acting.plan(action, form)
+        values = {"plan": plan, "form": form, "error": error, "live": False}
         body = render("plan.html", self._around(request, visitor) | values)
         return respond(request, body, "text/html", 200 if error is None else 409)
 
@@ -228,7 +287,7 @@ class _Desk:
         return visitor
 
     def _around(self, request: Request, visitor: Visitor) -> dict[str, Any]:
-        """What the layout of every page needs."""
+        """Returns the values for the layout of every page."""
         return {
             "root": _root(request),
             "path": request.url.path.removeprefix(_root(request)),
@@ -246,11 +305,15 @@ class _Desk:
             case HTTPException():
                 return self._respond_error(request, error.status_code, str(error.detail), "")
             case PenstockError():
-                is_away = isinstance(error, ServerUnavailable) and not isinstance(error, PrivilegeMissing)
+                is_away = isinstance(error, ServerUnavailable) and not isinstance(
+                    error, PrivilegeMissing
+                )
                 status = 404 if isinstance(error, Unknown) else 503 if is_away else 400
                 return self._respond_error(request, status, str(error), error.page)
             case _:  # not its text, which may quote a record
-                return self._respond_error(request, 500, f"{type(error).__name__}, which Penstock did not expect", "")
+                return self._respond_error(
+                    request, 500, f"{type(error).__name__}, which Penstock did not expect", ""
+                )
 
     def _respond_error(self, request: Request, status: int, text: str, page: str) -> Response:
         if request.url.path.endswith((".json", ".csv", ".ndjson")):
@@ -258,10 +321,20 @@ class _Desk:
         visitor = None
         with suppress(Exception):  # it may be the error
             visitor = self.access(request)
-        values: dict[str, Any] = {"root": _root(request), "status": status, "text": text, "live": status == 503}  # noqa: PLR2004
+        values: dict[str, Any] = {
+            "root": _root(request),
+            "status": status,
+            "text": text,
+            "live": status == 503,  # noqa: PLR2004
+        }
         if visitor is None or not visitor.may("see"):
             return respond(request, render("refusal.html", values), "text/html", status)
-        return respond(request, render("error.html", self._around(request, visitor) | values), "text/html", status)
+        return respond(
+            request,
+            render("error.html", self._around(request, visitor) | values),
+            "text/html",
+            status,
+        )
 
 
 def _check_right(visitor: Visitor, right: Right) -> None:
@@ -270,17 +343,20 @@ def _check_right(visitor: Visitor, right: Right) -> None:
 
 
 def _add_root(scope: Scope) -> Scope:
-    """The scope as Starlette's ``mount`` makes it, also if what mounts the console has cut its own path off, as Litestar does."""
-    whole = unquote(scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")).rstrip("/")
-    rest = scope["path"].rstrip("/")
-    if scope.get("root_path") or whole == rest or not whole.endswith(rest):
+    """Returns the scope as Starlette's ``mount`` makes it.
+
+    What mounts the console may have cut its own path off, as Litestar does.
+    """
+    full_path = unquote(scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")).rstrip("/")
+    inner_path = scope["path"].rstrip("/")
+    if scope.get("root_path") or full_path == inner_path or not full_path.endswith(inner_path):
         return scope
-    root = whole.removesuffix(rest)
-    return {**scope, "root_path": root, "path": f"{root}{rest or '/'}"}
+    root = full_path.removesuffix(inner_path)
+    return {**scope, "root_path": root, "path": f"{root}{inner_path or '/'}"}
 
 
 def _root(request: Request) -> str:
-    """The path at which the console is mounted."""
+    """Returns the path at which the console is mounted."""
     return str(request.scope.get("root_path", ""))
 
 
@@ -294,7 +370,7 @@ def _static(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _enter(entrance: Entrance, limiter: CapacityLimiter, request: Request) -> Response:
-    """Comes in by the link, or by name and password."""
+    """Logs in by the link, or by name and password."""
     root = _root(request)
     cookie, refused = None, ""
     if request.method == "POST":
@@ -302,15 +378,29 @@ async def _enter(entrance: Entrance, limiter: CapacityLimiter, request: Request)
         host, name = request.client.host if request.client else "", form.get("name", "")
         if limiter.statistics().tasks_waiting >= MAX_LOG_INS:
             raise HTTPException(429, "too many log-ins at once; try again in a second")
-        cookie = await to_thread.run_sync(entrance.log_in, name, form.get("password", ""), host, limiter=limiter)
+        cookie = await to_thread.run_sync(
+            entrance.log_in, name, form.get("password", ""), host, limiter=limiter
+        )
         # Not a name that nobody has: it may be a password, typed into the wrong field.
-        log.info("log-in", visitor=name if name in entrance.users else "unknown", host=host, refused=cookie is None)
-        refused = "The name or the password is wrong, or there were too many attempts in the last minute."
+        log.info(
+            "log-in",
+            visitor=name if name in entrance.users else "unknown",
+            host=host,
+            refused=cookie is None,
+        )
+        refused = (
+            "The name or the password is wrong, or there were too many attempts in the last minute."
+        )
     elif token := request.query_params.get("token"):
         cookie = entrance.redeem(token)
-        refused = "This link was used already, or is another one. penstock console prints a new one when it starts."
+        refused = (
+            "This link was used already, or is another one. penstock console prints a new one when "
+            "it starts."
+        )
     if cookie is None:
-        body = render("enter.html", {"root": root, "refused": refused, "has_users": bool(entrance.users)})
+        body = render(
+            "enter.html", {"root": root, "refused": refused, "has_users": bool(entrance.users)}
+        )
         return respond(request, body, "text/html", 403 if refused else 200)
     response = RedirectResponse(f"{root}/", 303)
     response.set_cookie(
@@ -326,8 +416,14 @@ async def _enter(entrance: Entrance, limiter: CapacityLimiter, request: Request)
 
 
 def _is_secure(request: Request) -> bool:
-    """True if the browser speaks TLS, also to a proxy: it says so itself with a form, and the proxy with a link."""
-    origin, proxied = request.headers.get("origin", ""), request.headers.get("x-forwarded-proto", "")
+    """Returns whether the browser speaks TLS, also to a proxy.
+
+    It says so itself with a form, and the proxy with a link.
+    """
+    origin, proxied = (
+        request.headers.get("origin", ""),
+        request.headers.get("x-forwarded-proto", ""),
+    )
     return "https" in {request.url.scheme, urlsplit(origin).scheme, proxied.lower()}
 
 
@@ -337,7 +433,10 @@ def _leave(entrance: Entrance, request: Request) -> Response:
 
 
 def join_fields(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Fields by name; the values of one that comes several times, as of jobs that were chosen, with commas between."""
+    """Returns fields by name, and the values of a repeated ``id`` with commas between.
+
+    Jobs that were chosen come as such ids.
+    """
     joined: dict[str, str] = {}
     for name, text in fields:
         joined[name] = f"{joined[name]},{text}" if name == "id" and name in joined else text
@@ -345,7 +444,7 @@ def join_fields(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    """The fields of a small form."""
+    """Returns the fields of a small form."""
     body = b""
     try:
         async with asyncio.timeout(FORM_S):
@@ -355,7 +454,10 @@ async def _read_form(request: Request) -> dict[str, str]:
                     raise HTTPException(413, "the form is too large")
     except TimeoutError:
         raise HTTPException(408, "the form did not come") from None
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip()
+        != "application/x-www-form-urlencoded"
+    ):
         raise HTTPException(415, "a form is wanted")
     try:
         form = join_fields(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=80))
