@@ -166,7 +166,7 @@ def how_to_resume(consumer: str, shard: ShardName, reason: str | None, has_lette
 def how_to_go_past(consumer: str, shard: ShardName, last: Offset, *, in_source: bool) -> str:
     """Returns the command that lets a halted shard go on behind offset ``last``.
 
-    It goes on as if all up to it were applied. ``in_source``: the shard is another source's, whose
+    It goes on as if all up to it were applied.  ``in_source``: the shard is another source's, whose
     journal has the record.
     """
     place = f"'{Place(shard, last)}'"

@@ -66,8 +66,8 @@ MAX_WAITS_ALONE = 30
 class Comparison(Generic[Placed]):
     """The part of a delivery that is to be applied: what comes right after the checkpoint.
 
-    It has no hole. ``skipped`` were at or below it; ``gap`` says that the delivery continues beyond
-    what follows it, or beyond a barrier.
+    It has no hole.  ``skipped`` were at or below it; ``gap`` says that the delivery continues
+    beyond what follows it, or beyond a barrier.
     """
 
     fresh: Sequence[Placed]
@@ -145,7 +145,7 @@ class Conflict:
 class Unavailable:
     """A server could not do it now.
 
-    ``others_pass`` says that other items have been applied since the first failure. ``is_stated``:
+    ``others_pass`` says that other items have been applied since the first failure.  ``is_stated``:
     the server has said which state of its own keeps it; then the items are not at fault, whatever
     others do.
     """

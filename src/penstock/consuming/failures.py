@@ -90,7 +90,7 @@ def find_outcome(
 ) -> Outcome:
     """Returns the meaning of an exception for the items.
 
-    The handler, its flush, the advance or COMMIT has raised it. An exception that was raised from
+    The handler, its flush, the advance or COMMIT has raised it.  An exception that was raised from
     another one, or a group of them, means what these mean.
     """
     if isinstance(error, BaseExceptionGroup) and depth:

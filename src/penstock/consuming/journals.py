@@ -66,7 +66,7 @@ class Journal(Protocol):
     def register(self, store: Store, /) -> tuple[list[ShardName], frozenset[ShardName]]:
         """Registers the consumer, so that retention waits for it.
 
-        Returns the worker's shards, and the channel's. ``store`` is the consumer's own database.
+        Returns the worker's shards, and the channel's.  ``store`` is the consumer's own database.
         """
 
     def open(
@@ -188,7 +188,7 @@ def backfill(
 ) -> list[Record]:
     """Returns the first records between two offsets, both excluded, from the journal.
 
-    Raises ``Gap`` if it lacks the first of them. At least one, and no more once their payloads
+    Raises ``Gap`` if it lacks the first of them.  At least one, and no more once their payloads
     exceed ``max_bytes``.
     """
     last = Offset(min(end - 1, position + limit.records))

@@ -150,7 +150,7 @@ class LetterTrial:
     ) -> None:
         """Sets up; ``make_frame`` is for a set-based consumer.
 
-        ``patience_s`` is for a shard that another process holds. ``superseded`` also retries those
+        ``patience_s`` is for a shard that another process holds.  ``superseded`` also retries those
         of whose key a later record was applied; ``heeds_pause``: not while it is paused.
         """
         self._transaction, self._consumer = transaction, consumer

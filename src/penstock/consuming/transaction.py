@@ -92,7 +92,7 @@ class HandlerTransaction:
         """Sets up; the first transaction connects.
 
         On another server than that of ``server_start_us``, whose history was compared with the log,
-        nothing is applied. ``in_task``: its methods are called in the greenlet of a task, of the
+        nothing is applied.  ``in_task``: its methods are called in the greenlet of a task, of the
         event loop that an ``async def`` handler runs in.
         """
         consumer = setup.consumer

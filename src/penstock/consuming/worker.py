@@ -87,10 +87,8 @@ class Worker(Runner[Consumed]):
         self._retrying: set[ShardName] = set()
         self._reported_halted: set[ShardName] = set()  # each is logged once
         self._is_paused = False
-        self._unusable, self._repeats = (
-            UnusableShards(self._say_unusable, self._note_unusable),
-            Repeats(),
-        )
+        self._unusable = UnusableShards(self._say_unusable, self._note_unusable)
+        self._repeats = Repeats()
         self._server_start_us: int | None = None
         self._observers, self._away_until = setup.pipeline.observers, 0.0
         self._requested_retries = RequestedRetries(setup.consumer)

@@ -112,8 +112,8 @@ class JournalFollower(Generic[Placed]):
     """Follows the log, and reads from the journal the records that the log has evicted.
 
     A gap that the journal cannot fill either is returned as it is: the delivery compares it with
-    the checkpoint. ``journaled`` is the number of records of a shard, its first, that came from the
-    journal last.
+    the checkpoint.  ``journaled`` is the number of records of a shard, its first, that came from
+    the journal last.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class JournalFollower(Generic[Placed]):
     ) -> Mapping[ShardName, Sequence[Placed]]:
         """Returns the records after each of ``positions``.
 
-        It waits up to ``block_ms`` for the first one, or not at all if that is None. What was read
+        It waits up to ``block_ms`` for the first one, or not at all if that is None.  What was read
         ahead is dropped when some records are held back: it may be of a stream that is gone.
         """
         records = self._read(positions, block_ms)

@@ -61,7 +61,8 @@ class LogItems(Items[Placed], Protocol[Placed]):
     ) -> Sequence[Placed]:
         """Returns the first records between two offsets, both excluded, of the journal.
 
-        Raises ``Gap`` if it lacks the first of them. By default no more than are delivered at once.
+        Raises ``Gap`` if it lacks the first of them.  By default no more than are delivered at
+        once.
         """
 
     def join(self, fresh: Sequence[Sequence[Placed]], /) -> Any:

@@ -5,7 +5,7 @@
 
 The handler has done what it does outside Postgres, so an end that cannot be committed now is
 committed later, and the handler is not called again: only a process that dies, or stops while
-Postgres is away, leaves jobs behind that have an effect and no end. A lease that was found to have
+Postgres is away, leaves jobs behind that have an effect and no end.  A lease that was found to have
 ended is no such end: the handler may have asked, and left its work to another worker.
 """
 

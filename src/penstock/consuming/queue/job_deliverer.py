@@ -303,7 +303,7 @@ class JobDeliverer:
     ) -> _Parts:
         """Halts the shard of a handler that has committed.
 
-        The jobs until then have their effects, and are finished. If nobody knows which handler it
+        The jobs until then have their effects, and are finished.  If nobody knows which handler it
         was, because another transaction was begun behind our back, none is finished: a job must not
         be lost.
         """

@@ -69,7 +69,7 @@ class Prefetch:
     def together_s(self) -> float:
         """Returns for how many seconds a job's end waits for others, to be settled together.
 
-        It does for short jobs, if the slots have enough. If they have not, others may wait in the
+        It does for short jobs, if the slots have enough.  If they have not, others may wait in the
         queue for these to be settled: of tenants and keys that are at a limit.
         """
         return TOGETHER_S if self._outbox.unhandled >= self.enough > self._concurrency else 0.0

@@ -1,6 +1,6 @@
 """Runs the worker of a queue: reads jobs as slots become free.
 
-When it stops, it gives back at once those that it has not begun. Its own thread reads and looks
+When it stops, it gives back at once those that it has not begun.  Its own thread reads and looks
 after the slots; the slots work; one thread acknowledges jobs and one extends leases, so that
 neither a handler that hangs nor a Redis that does not answer stops the others.
 """
@@ -232,7 +232,7 @@ class QueueWorker(Worker):
     def _find_outstanding(self, leases: Sequence[Lease]) -> list[Lease]:
         """Returns the leases whose jobs are neither finished nor cancelled.
 
-        Nothing else keeps the others from being handled. While Postgres cannot tell, no job is
+        Nothing else keeps the others from being handled.  While Postgres cannot tell, no job is
         begun.
         """
         identities = {

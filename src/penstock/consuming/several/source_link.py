@@ -87,7 +87,7 @@ class SourceLink:
     ) -> dict[ShardName, SourcePosition]:
         """Connects, and registers the consumer, so that the source's retention waits for it.
 
-        Returns where it may begin. ``database`` identifies the consumer's own; ``positions`` are
+        Returns where it may begin.  ``database`` identifies the consumer's own; ``positions`` are
         empty if it is new.
         """
         begun_at = monotonic()
@@ -264,7 +264,7 @@ class SourceLink:
     def confirm(self, position: SourcePosition, last: Record | None = None) -> bool:
         """Returns whether the source's journal has ``last``, a later record of the log.
 
-        If not, the log is not the source's yet. Raises ``HistoryDiverged`` if the source has lost
+        If not, the log is not the source's yet.  Raises ``HistoryDiverged`` if the source has lost
         the record at the checkpoint.
         """
         with self._connected() as store:
