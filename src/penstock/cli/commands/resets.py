@@ -204,9 +204,9 @@ def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
             "at other offsets, or will: they "
             "take effect a second time."
         )
-    if accounted > twice:
+    if (others := accounted - twice) > 0:
         say(
-            f"{format_count(accounted - twice, 'other')} lost there."
+            f"{format_count(others, 'other')} {'is' if others == 1 else 'are'} lost there."
             if twice
             else f"{accounted:,} are lost there."
         )
