@@ -66,10 +66,9 @@ local function first_waiting(account)
       save_lines()
       account.is_unsaved = false
     end
-    account.ahead = account.line and math.min(4 * account.ahead, 32) or 2
+    account.ahead, account.at = account.line and math.min(4 * account.ahead, 32) or 2, 1
     account.line = redis.call("ZRANGEBYLEX", waiting, "[" .. account.tenant .. "\0", "(" .. account.tenant .. "\1", "LIMIT", 0,
       account.ahead)
-    account.at = 1
   end
   local member = account.line[account.at]
   if member then
@@ -84,10 +83,7 @@ end
 
 -- The tenant may belong elsewhere, though its line is as it was: as long as nothing else is said, it has messages if it is listed.
 local function mark_charged(account)
-  account.has_moved = true
-  if account.keeps_line == nil then
-    account.keeps_line = true
-  end
+  account.has_moved, account.keeps_line = true, account.keeps_line ~= false
 end
 
 -- Reads the accounts of several tenants together, for `tenant_account`.
@@ -112,9 +108,8 @@ local function tenant_account(tenant)
     if packed == nil then
       packed = redis.call("HGET", accounts, tenant)
     end
-    fetched[tenant] = nil
     account = unpack_account(tenant, packed)
-    used[tenant], in_order[#in_order + 1] = account, account
+    used[tenant], in_order[#in_order + 1], fetched[tenant] = account, account, nil
     if not packed then
       account.keeps_line = false
       local _, member = first_waiting(account)

@@ -260,11 +260,11 @@ def test_no_process_outlives_the_demo(tmp_path: Path, engine: str, signals: list
             stderr=output,
             start_new_session=True,
         )
-    eventually(lambda: b"running: staged" in (tmp_path / "output").read_bytes(), "the demo runs", timeout_s=90)
+    eventually(lambda: b"running: staged" in (tmp_path / "output").read_bytes(), "the demo runs", timeout_s=240)
     assert len(find_processes(mark)) > 4
 
     for number in signals:
         demo.send_signal(number)
-    demo.wait(90)
+    demo.wait(240)
 
     eventually(lambda: not find_processes(mark), "all its processes have ended", timeout_s=120)

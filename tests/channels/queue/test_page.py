@@ -8,7 +8,6 @@ import pytest
 
 from fixtures.clients import connect_redis
 from fixtures.queues import odds_of_sharing
-from penstock.channels.queue import choose_hand
 from penstock.clients import FairQueue
 
 PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "queues.md").read_text()
@@ -27,12 +26,6 @@ def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) ->
     exec(of_keys, names)
     assert names["receipts"].limits["account-7"].weight == 3
     assert names["calls"].key_limits["api.partner.com"].rate == 10
-
-
-@pytest.mark.parametrize("row", re.findall(r"^\| (\d+) of (\d+) \| `(\w+)` \| ([\d, ]+) \|$", PAGE, re.MULTILINE))
-def test_the_hands_are_those_of_the_page(row: tuple[str, str, str, str]) -> None:
-    size, streams, tenant, hand = row
-    assert choose_hand(tenant, int(streams), int(size)) == tuple(map(int, hand.split(", ")))
 
 
 def number(text: str) -> float:

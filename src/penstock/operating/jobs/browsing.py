@@ -150,13 +150,13 @@ def find_jobs(
     check_queue(store, channel)
     doing = f"reading the jobs of {channel}"
     values = {**job_filter.parameters(channel), "newest": store.value("newest_id", doing=doing)}
-    statement = (
-        "jobs"
-        if job_filter.key or job_filter.unique or _may_read_headers(store)
-        else "jobs_without_headers"
-    )
+    reads_headers = bool(job_filter.key or job_filter.unique) or _may_read_headers(store)
     while True:
-        rows = store.rows(statement, {**values, "after": after, "limit": size}, doing=doing)
+        rows = store.rows(
+            "jobs" if reads_headers else "jobs_without_headers",
+            {**values, "after": after, "limit": size},
+            doing=doing,
+        )
         jobs = [_make_job(channel, *row) for row in rows]
         jobs = jobs if client is None else _add_states(client, jobs, store.scope)
         yield [job for job in jobs if job_filter.state in {None, job.state}]
