@@ -125,13 +125,22 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Ick", "Queue"), "declaring.kinds"),
     "Log": "staging.log_calls",
-    **dict.fromkeys(("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"),
+    **dict.fromkeys(
+        ("CancelledJobs", "cancel", "cancel_async", "retry", "retry_async"), "staging.cancelling"
+    ),
     "PenstockError": "errors",
     **dict.fromkeys(("limit", "limit_async"), "staging.limiting"),
     **dict.fromkeys(("Cancel", "DeadLetter", "Job", "Snooze"), "declaring.outcomes"),
     **dict.fromkeys(("KeyLimits", "TenantLimits", "Unique"), "declaring.unique"),
     **dict.fromkeys(
-        ("GroupReport", "JobReport", "find_group", "find_group_async", "find_job", "find_job_async"),
+        (
+            "GroupReport",
+            "JobReport",
+            "find_group",
+            "find_group_async",
+            "find_job",
+            "find_job_async",
+        ),
         "staging.job_reports",
     ),
     "Pipeline": "pipeline",

@@ -4,7 +4,7 @@
     queue      ``FairQueue``: messages of many tenants, handed to one reader at a time
     ick        ``DirtyList`` and ``Reservations``: a set of dirty members
     hash       ``VolatileHash``: a hash whose fields have times to live of their own
-    pins       ``PinnedKeys``: values and locks that live until their time is over, not evicted before
+    pins       ``PinnedKeys``: values and locks that live until their time is over
     tracker    ``QueueTracker``: the ids that have queued work, kept true against the database
 
 What the pipeline uses as well is in ``channels``, the rest in ``structures``.
@@ -13,10 +13,24 @@ What the pipeline uses as well is in ``channels``, the rest in ``structures``.
 from penstock.channels.ick.dirty_list import DirtyList, QueuedDirtyList
 from penstock.channels.ick.ick_repair import repair
 from penstock.channels.ick.operations import Added, Exchanged, IckStats, Mark
-from penstock.channels.ick.reservations import Busy, Committed, Released, Reservation, Reservations, Superseded
+from penstock.channels.ick.reservations import (
+    Busy,
+    Committed,
+    Released,
+    Reservation,
+    Reservations,
+    Superseded,
+)
 from penstock.channels.log.log_reader import AsyncLogReader, LogReader
 from penstock.channels.log.log_slices import LogInfo, LogSlice
-from penstock.channels.queue import DeadMessage, Explanation, Message, NewMessage, QueueStats, Written
+from penstock.channels.queue import (
+    DeadMessage,
+    Explanation,
+    Message,
+    NewMessage,
+    QueueStats,
+    Written,
+)
 from penstock.channels.queue.adoption import PlainStream
 from penstock.channels.queue.queue_reader import AsyncLease, AsyncQueueReader, Lease, QueueReader
 from penstock.channels.server import check_eviction
@@ -27,7 +41,13 @@ from penstock.structures.locks import AsyncFencedLock, AsyncGrant, FencedLock, G
 from penstock.structures.log_group import AsyncLogGroup, LogGroup
 from penstock.structures.log_writer import AsyncLogWriter, Eviction, LogWriter, NewRecord
 from penstock.structures.pinned_keys import AsyncPinnedKeys, PinnedKeys
-from penstock.structures.queue_tracker import AsyncQueueTracker, QueuedIds, QueueTracker, Synced, queued_ids_in
+from penstock.structures.queue_tracker import (
+    AsyncQueueTracker,
+    QueuedIds,
+    QueueTracker,
+    Synced,
+    queued_ids_in,
+)
 from penstock.structures.volatile_hash import AsyncVolatileHash, VolatileHash
 
 __all__ = [

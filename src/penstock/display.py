@@ -43,7 +43,9 @@ def escape(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(character if character.isprintable() else _as_json(character) for character in text)
+    return "".join(
+        character if character.isprintable() else _as_json(character) for character in text
+    )
 
 
 def _as_json(text: str) -> str:

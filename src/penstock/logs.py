@@ -31,18 +31,20 @@ SQLAlchemy sees to that itself.
 """
 
 LOG_EVERY_S = 3600.0
-"""Shortest interval, in seconds, between two lines about something that goes on for the same reason."""
+"""Shortest interval between two lines about something that goes on for one reason, in seconds."""
 
 FLAPPING_S = 60.0
-"""Shortest interval, in seconds, between two lines if it had ended in between, or has another reason."""
+"""Shortest interval between two lines if it had ended, or has another reason, in seconds."""
 
 
 class Repeats:
-    """Whether to log what is tried again every few seconds: at first, and then every hour while it goes on."""
+    """Whether to log what is tried again every few seconds: at first, then every hour."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._logged: dict[object, tuple[str | None, float]] = {}  # by its subject: the last reason, and when
+        self._logged: dict[
+            object, tuple[str | None, float]
+        ] = {}  # by its subject: the last reason, and when
 
     def is_due(self, subject: object, reason: str) -> bool:
         """Returns whether to log that something fails, for a reason."""
@@ -95,9 +97,13 @@ def configure(*, console: bool, level: str) -> None:
     )
     ending: list[Any] = [tracebacks, structlog.processors.JSONRenderer()]
     if console:
-        ending = [_escape_values, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback)]
+        ending = [
+            _escape_values,
+            structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback),
+        ]
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=stamps, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending]
+        foreign_pre_chain=stamps,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
     )
     stderr = logging.StreamHandler(sys.stderr)
     stderr.setFormatter(_MaskingFormatter(formatter))
@@ -113,7 +119,10 @@ def follow_application() -> None:
     if structlog.is_configured():
         return
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
@@ -141,7 +150,9 @@ def configure_task() -> None:
         configure(console=os.environ[FORMAT] == "console", level=os.environ[LEVEL])
 
 
-def _escape_values(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+def _escape_values(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> Mapping[str, Any]:
     """Escapes each value to one line; a traceback keeps its lines."""
     for name, value in event.items():
         if isinstance(value, str):

@@ -213,7 +213,17 @@ class EpochChanged:
 Trouble = ShardHalted | DeadLettered | ShardStopped | EpochChanged
 """Events that somebody may want to be woken by."""
 
-Event = Staged | LoopBegan | RoundEnded | ServerAway | Streamed | HandlerBegan | HandlerEnded | Delivery | Trouble
+Event = (
+    Staged
+    | LoopBegan
+    | RoundEnded
+    | ServerAway
+    | Streamed
+    | HandlerBegan
+    | HandlerEnded
+    | Delivery
+    | Trouble
+)
 
 Observer = Callable[[Event], object]
 """Called with each event."""
@@ -306,7 +316,9 @@ class Observers:
             except Exception as error:  # noqa: BLE001  metrics must not stop the work
                 if (kind := (observer, type(error))) not in self._failed:
                     self._failed.add(kind)
-                    log.warning("an observer failed at %s: %s", type(event).__name__, type(error).__name__)
+                    log.warning(
+                        "an observer failed at %s: %s", type(event).__name__, type(error).__name__
+                    )
 
     def add(self, observer: Observer) -> None:
         """Adds an observer, behind the others."""

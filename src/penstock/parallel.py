@@ -1,4 +1,4 @@
-"""Loops: rounds until a stop, through servers that are away; several side by side in one process; pauses between attempts."""
+"""Loops of rounds until a stop, through servers that are away; several in one process."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -39,7 +39,11 @@ class Backoff:
     """
 
     def __init__(self, first_s: float = 0.1, max_s: float | None = None) -> None:
-        self._first_s, self._max_s, self._attempts = first_s, MAX_BACKOFF_S if max_s is None else max_s, 0
+        self._first_s, self._max_s, self._attempts = (
+            first_s,
+            MAX_BACKOFF_S if max_s is None else max_s,
+            0,
+        )
 
     def next_s(self) -> float:
         """Returns the pause after one more failure, in seconds."""
@@ -60,7 +64,7 @@ def pause(seconds: float, stop: Callable[[], bool]) -> bool:
 
 
 class Runner(ABC, Generic[Result]):
-    """Connects, works in rounds, and disconnects: a streamer, a consumer's worker, or several of them.
+    """Connects, works in rounds, and disconnects: a streamer, a worker, or several of them.
 
     with runner:
         runner.drain()
@@ -99,11 +103,14 @@ class Runner(ABC, Generic[Result]):
     def drain(self, report: Callable[[Result], None] = lambda _: None) -> int:
         """Runs rounds until nothing is left to do; returns the number of records."""
 
-    def run(self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None) -> None:
-        """Runs rounds until ``stop()`` is true; a server that cannot do it now is asked again, with growing pauses.
+    def run(
+        self, stop: Callable[[], bool], report: Callable[[Result], None] = lambda _: None
+    ) -> None:
+        """Runs rounds until ``stop()`` is true, through servers that are away, with growing pauses.
 
-        A right, or a table, that is missing at the start ends it; one that goes missing later is waited for.
-        A shard that cannot be used is left out, logged, and tried again every few seconds; the others go on.
+        A right, or a table, that is missing at the start ends it; one that goes missing later is
+        waited for.  A shard that cannot be used is left out, logged, and tried again every few
+        seconds; the others go on.
         """
         self._stop, backoff = stop, Backoff()
         self._observers(LoopBegan(self.name))
@@ -162,7 +169,8 @@ def abandon() -> None:
             function()
 
     threads = [
-        threading.Thread(target=call, args=(function,), daemon=True) for function in [*before_abandoned.values()]
+        threading.Thread(target=call, args=(function,), daemon=True)
+        for function in [*before_abandoned.values()]
     ]
     for thread in threads:
         thread.start()

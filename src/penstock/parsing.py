@@ -134,12 +134,18 @@ def make_model_decoder(model: Any, subject: str) -> Decode:
     ``DeclarationError`` if the model cannot be used, and ``ImportError`` without Pydantic.
     """
     try:
-        return _msgspec_decoder(model) if hasattr(model, "__struct_fields__") else _pydantic_decoder(model)
+        return (
+            _msgspec_decoder(model)
+            if hasattr(model, "__struct_fields__")
+            else _pydantic_decoder(model)
+        )
     except ImportError:
         raise
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise DeclarationError(f"{subject}: payload={model.__name__} cannot be validated: {reason}") from error
+        raise DeclarationError(
+            f"{subject}: payload={model.__name__} cannot be validated: {reason}"
+        ) from error
 
 
 def _pydantic_decoder(model: Any) -> Decode:

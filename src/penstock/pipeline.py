@@ -36,7 +36,14 @@ from penstock.declaring.handlers import (
     default_name,
     surround,
 )
-from penstock.declaring.kinds import Channel, Ick, LogChannel, Queue, check_reconciled, refuse_sources
+from penstock.declaring.kinds import (
+    Channel,
+    Ick,
+    LogChannel,
+    Queue,
+    check_reconciled,
+    refuse_sources,
+)
 from penstock.declaring.schedules import ScheduleOptions, ScheduleSpec
 from penstock.errors import DeclarationError
 from penstock.observer import Observer, Observers, TroubleHandler
@@ -109,7 +116,8 @@ class Pipeline:
         """
         if self._channels.setdefault(channel.name, channel) != channel:
             raise DeclarationError(
-                f"channel {channel.name} is declared twice with different settings; names are unique in a pipeline"
+                f"channel {channel.name} is declared twice with different settings; names are "
+                "unique in a pipeline"
             )
         return channel
 
@@ -145,13 +153,17 @@ class Pipeline:
             DeclarationError: The pipeline has no such consumer.
         """
         if name not in self._consumers:
-            raise DeclarationError(f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}")
+            raise DeclarationError(
+                f"no consumer {name!r}; the pipeline has {_listed(self._consumers)}"
+            )
         spec = self._consumers[name]
         return replace(spec, handler=surround(spec.handler, self._around)) if self._around else spec
 
     def find_payload(self, queue: Queue) -> type[Any] | None:
         """Returns the payload model of a queue's worker; None if it takes any payload."""
-        return next((spec.payload for spec in self._consumers.values() if spec.channel == queue), None)
+        return next(
+            (spec.payload for spec in self._consumers.values() if spec.channel == queue), None
+        )
 
     def get_reconciliation(self, name: str) -> ReconciliationSpec:
         """Returns the reconciliation with this name.
@@ -160,7 +172,9 @@ class Pipeline:
             DeclarationError: The pipeline has no such reconciliation.
         """
         if name not in self._reconciliations:
-            raise DeclarationError(f"no reconciliation {name!r}; the pipeline has {_listed(self._reconciliations)}")
+            raise DeclarationError(
+                f"no reconciliation {name!r}; the pipeline has {_listed(self._reconciliations)}"
+            )
         return self._reconciliations[name]
 
     def stages(  # noqa: PLR0913  a rule has this many parts; all but two have defaults
@@ -189,9 +203,21 @@ class Pipeline:
         mapped, capture = self.find_mapped(model), capture or self.default_capture
         if mapped is not model and capture == "orm":
             raise DeclarationError(
-                f'staging rule of {model.__name__}: capture="orm" is for sessions of SQLAlchemy; leave it out'
+                f'staging rule of {model.__name__}: capture="orm" is for sessions of SQLAlchemy; '
+                "leave it out"
             )
-        rule = StagingRule(mapped, to, checked_changes(on), key, data, when, object, capture, headers, tenant=tenant)
+        rule = StagingRule(
+            mapped,
+            to,
+            checked_changes(on),
+            key,
+            data,
+            when,
+            object,
+            capture,
+            headers,
+            tenant=tenant,
+        )
         rule_checks.check_rule(rule, self)
         self._rules.append(rule)
         hooks.follow(rule, self)
@@ -246,7 +272,12 @@ class Pipeline:
 
     @overload
     def consumer(
-        self, *, reads: LogChannel, each: Literal[True], payload: type[Payload], **options: Unpack[ConsumerOptions]
+        self,
+        *,
+        reads: LogChannel,
+        each: Literal[True],
+        payload: type[Payload],
+        **options: Unpack[ConsumerOptions],
     ) -> RecordDecorator[Payload]: ...
 
     @overload
@@ -266,11 +297,17 @@ class Pipeline:
 
     @overload
     def consumer(
-        self, *, reads: LogChannel[Payload], each: Literal[False] = False, **options: Unpack[ConsumerOptions]
+        self,
+        *,
+        reads: LogChannel[Payload],
+        each: Literal[False] = False,
+        **options: Unpack[ConsumerOptions],
     ) -> BatchDecorator[Payload]: ...
 
     @overload
-    def consumer(self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]) -> MemberDecorator: ...
+    def consumer(
+        self, *, reads: Ick, each: Literal[True], **options: Unpack[ConsumerOptions]
+    ) -> MemberDecorator: ...
 
     @overload
     def consumer(
@@ -302,9 +339,16 @@ class Pipeline:
 
         def declare(handler: Handler) -> Handler:
             handler = handler.handler if isinstance(handler, DeclaredWorker) else handler
-            spec_options: ConsumerOptions = options if "name" in options else {**options, "name": default_name(handler)}
+            spec_options: ConsumerOptions = (
+                options if "name" in options else {**options, "name": default_name(handler)}
+            )
             spec = ConsumerSpec(
-                channel=reads, handler=handler, each=each, dataframe=dataframe, payload=payload, **spec_options
+                channel=reads,
+                handler=handler,
+                each=each,
+                dataframe=dataframe,
+                payload=payload,
+                **spec_options,
             )
             self._add_consumer(spec)
             return handler
@@ -393,7 +437,9 @@ class Pipeline:
         self._own(to, f"schedule {name}")
         check_scheduled(spec, self.find_payload(to))
         if self._schedules.setdefault(name, spec) is not spec:
-            raise DeclarationError(f"schedule {name} is declared twice; names are unique in a pipeline")
+            raise DeclarationError(
+                f"schedule {name} is declared twice; names are unique in a pipeline"
+            )
         return spec
 
     @property
@@ -401,7 +447,9 @@ class Pipeline:
         """Schedules by name."""
         return dict(self._schedules)
 
-    def around(self, middleware: MiddlewareFunction, *, asynchronous: Middleware | None = None) -> MiddlewareFunction:
+    def around(
+        self, middleware: MiddlewareFunction, *, asynchronous: Middleware | None = None
+    ) -> MiddlewareFunction:
         """Has a function called around every handler of consumers and workers.
 
         For tenancy, logging context, feature flags.  It calls ``call(session, items)`` once, in the
@@ -427,9 +475,13 @@ class Pipeline:
     def _add_consumer(self, spec: ConsumerSpec) -> None:
         self._own(spec.channel, spec.whose)
         if spec.name in self._consumers:
-            raise DeclarationError(f"consumer {spec.name} is declared twice; names are unique in a pipeline")
+            raise DeclarationError(
+                f"consumer {spec.name} is declared twice; names are unique in a pipeline"
+            )
         if spec.dataframe:
-            refuse_sources(spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame")
+            refuse_sources(
+                spec.channel, f"consumer {spec.name}", "no handler takes it as a DataFrame"
+            )
         if not spec.channel.traits.keeps_records:
             for other in self._consumers.values():
                 if other.channel == spec.channel:
@@ -478,9 +530,13 @@ class Pipeline:
             spec_name = consumer.name if name is None else name
             keys = (key,) if isinstance(key, str) else tuple(key)
             values = None if columns is None else tuple(columns), dict(tolerance or {})
-            spec = ReconciliationSpec(spec_name, consumer, *table_named(state), keys, *values, canonical)
+            spec = ReconciliationSpec(
+                spec_name, consumer, *table_named(state), keys, *values, canonical
+            )
             if spec.name in self._reconciliations:
-                raise DeclarationError(f"reconciliation {spec.name} is declared twice; give one of them another name")
+                raise DeclarationError(
+                    f"reconciliation {spec.name} is declared twice; give one of them another name"
+                )
             self._reconciliations[spec.name] = spec
             return canonical
 
@@ -585,7 +641,8 @@ def load_pipeline(app: str) -> Pipeline:
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         raise DeclarationError(
-            f"--app {app}: importing {name} from {directory} failed: {type(error).__name__}: {first}"
+            f"--app {app}: importing {name} from {directory} failed: {type(error).__name__}: "
+            f"{first}"
         ) from error
     target: Any = module
     for part in attribute.split("."):

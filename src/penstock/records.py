@@ -51,7 +51,8 @@ def checked_schema(name: object, kind: str = "schema") -> str:
     """
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise InvalidName(
-            f"{kind} {name!r}: a {kind} has 1 to 63 characters of a-z, 0-9 and '_', and does not begin with a digit"
+            f"{kind} {name!r}: a {kind} has 1 to 63 characters of a-z, 0-9 and '_', and does not "
+            "begin with a digit"
         )
     return name
 
@@ -206,7 +207,13 @@ MAX_TOGETHER = 500
 """Most payloads that are parsed because another one was asked for."""
 
 
-_COLUMNS = {"offset": "offsets", "id": "ids", "key": "keys", "action": "actions", "object": "objects"}
+_COLUMNS = {
+    "offset": "offsets",
+    "id": "ids",
+    "key": "keys",
+    "action": "actions",
+    "object": "objects",
+}
 """The columns of attributes of a record, where their names differ."""
 
 
@@ -303,8 +310,10 @@ class Record(Generic[Payload]):
         headers_json: str = "",
         staged_us: int = 0,
     ) -> None:
-        self._at, self._columns = 0, RecordColumns(
-            channel, shard, (offset,), (id,), (key,), (action,), (object,), (data_json,), (headers_json,), (staged_us,)
+        self._at = 0
+        self._columns = RecordColumns(
+            channel, shard, (offset,), (id,), (key,), (action,), (object,), (data_json,),
+            (headers_json,), (staged_us,),
         )  # fmt: skip
 
     @property
@@ -415,7 +424,11 @@ class Record(Generic[Payload]):
             "datacontenttype": "application/json",
             "data": self.data,
         }
-        return event | {name: value for name, value in self.headers.items() if name in {"traceparent", "tracestate"}}
+        return event | {
+            name: value
+            for name, value in self.headers.items()
+            if name in {"traceparent", "tracestate"}
+        }
 
     @property
     def place(self) -> str:

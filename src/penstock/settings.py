@@ -32,7 +32,10 @@ PREFIX = "PENSTOCK_"
 SETTINGS_PANEL = f"Settings (also {PREFIX}… and pyproject.toml)"
 """Heading of these options in the help."""
 
-_EMPTY = "the value is empty, as that of an unset secret; give one, or remove the option or its variable PENSTOCK_…"
+_EMPTY = (
+    "the value is empty, as that of an unset secret; "
+    "give one, or remove the option or its variable PENSTOCK_…"
+)
 
 
 def _parse_text(value: object) -> str:
@@ -52,9 +55,13 @@ def duration(*, most: float = float("inf"), zero: bool = False) -> Callable[[Any
         try:
             seconds = parse_duration(text)
         except ValueError:
-            raise typer.BadParameter("give seconds, or a duration such as 20ms, 90s, 10m, 2h") from None
+            raise typer.BadParameter(
+                "give seconds, or a duration such as 20ms, 90s, 10m, 2h"
+            ) from None
         if seconds > most or not (seconds or zero):
-            raise typer.BadParameter("it has to be more than 0 s" + (f", and at most {most:g} s" if seconds else ""))
+            raise typer.BadParameter(
+                "it has to be more than 0 s" + (f", and at most {most:g} s" if seconds else "")
+            )
         return seconds
 
     return parse
@@ -125,9 +132,9 @@ class Settings:
     app: Annotated[str | None, _setting("MODULE:ATTRIBUTE")] = None
     database_url: Annotated[str | None, _setting("URL")] = field(default=None, repr=False)
     redis_url: Annotated[str | None, _setting("URL")] = field(default=None, repr=False)
-    sources: Annotated[list[str], _setting("NAME=URL", parser=_parse_pair, callback=_join_sources)] = field(
-        default_factory=list, repr=False
-    )
+    sources: Annotated[
+        list[str], _setting("NAME=URL", parser=_parse_pair, callback=_join_sources)
+    ] = field(default_factory=list, repr=False)
     data_directory: Annotated[str | None, _setting("PATH")] = None
     engine: Annotated[Literal["auto", "spark", "inline", "stealing"], _setting()] = "auto"
     idle: Annotated[float, _setting("DURATION", parser=duration(most=60))] = 0.05
@@ -162,13 +169,21 @@ def _split(pairs: Iterable[str]) -> dict[str, str]:
 def make_parameters(names: Sequence[str]) -> list[inspect.Parameter]:
     """Returns the parameters of a function that takes these settings as options."""
     hints = get_type_hints(Settings, include_extras=True)
-    defaults = {setting.name: [] if setting.default is MISSING else setting.default for setting in fields(Settings)}
+    defaults = {
+        setting.name: [] if setting.default is MISSING else setting.default
+        for setting in fields(Settings)
+    }
     kind, (_, helps) = inspect.Parameter.KEYWORD_ONLY, read_helps(Settings)
     # the default, not what the environment has in its place: that may be a secret
     for name in names:
         hints[name].__metadata__[0].help = helps.get(name)
-        hints[name].__metadata__[0].show_default = False if defaults[name] in (None, []) else str(defaults[name])
-    return [inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name]) for name in names]
+        hints[name].__metadata__[0].show_default = (
+            False if defaults[name] in (None, []) else str(defaults[name])
+        )
+    return [
+        inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name])
+        for name in names
+    ]
 
 
 def read_defaults(directory: Path = Path()) -> dict[str, Any]:
@@ -184,8 +199,12 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
         values["sources"] = [f"{name}={url}" for name, url in _read_sources(configured).items()]
     # no TOML or JSON, or another type
     except (ValueError, OSError, AttributeError, TypeError) as error:
-        raise InvalidSetting(f"the settings cannot be read: {type(error).__name__} in {file} or in {PREFIX}…") from None
-    options = {parameter.name: parameter.annotation.__metadata__[0] for parameter in make_parameters(NAMES)}
+        raise InvalidSetting(
+            f"the settings cannot be read: {type(error).__name__} in {file} or in {PREFIX}…"
+        ) from None
+    options = {
+        parameter.name: parameter.annotation.__metadata__[0] for parameter in make_parameters(NAMES)
+    }
     for name, value in values.items():
         if name not in options:
             raise InvalidSetting(f"{name}: [tool.penstock] of {file} has no such setting")
@@ -193,7 +212,9 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
         if isinstance(value, str) and not (value.strip() or options[name].metavar):
             raise InvalidSetting(f"{name}: {_EMPTY}")
         if isinstance(value, dict) or isinstance(value, list) != (name in {"conf", "sources"}):
-            raise InvalidSetting(f"{name}: a value of another type is wanted, in {file} or in {PREFIX}…")
+            raise InvalidSetting(
+                f"{name}: a value of another type is wanted, in {file} or in {PREFIX}…"
+            )
     return values
 
 
@@ -202,7 +223,9 @@ def _read_environment() -> dict[str, Any]:
 
     Keeps an empty one, which is an error if it is used.
     """
-    values: dict[str, Any] = {name: os.environ.get(PREFIX + name.upper()) for name in NAMES if name != "sources"}
+    values: dict[str, Any] = {
+        name: os.environ.get(PREFIX + name.upper()) for name in NAMES if name != "sources"
+    }
     if values["conf"] is not None:
         values["conf"] = json.loads(values["conf"]) if values["conf"].strip() else [""]
     return {name: value for name, value in values.items() if value is not None}
@@ -213,8 +236,13 @@ def _read_sources(configured: dict[str, Any]) -> dict[str, str]:
     text, prefix = os.environ.get(f"{PREFIX}SOURCES", "{}"), f"{PREFIX}SOURCES__"
     several = json.loads(text) if text.strip() else {"": ""}
     if isinstance(several, dict) and not all(
-        isinstance(url, str) for url in (*several.values(), *dict(configured.get("sources", {})).values())
+        isinstance(url, str)
+        for url in (*several.values(), *dict(configured.get("sources", {})).values())
     ):
         raise TypeError
-    single = {name.removeprefix(prefix).lower(): url for name, url in os.environ.items() if name.startswith(prefix)}
+    single = {
+        name.removeprefix(prefix).lower(): url
+        for name, url in os.environ.items()
+        if name.startswith(prefix)
+    }
     return dict(configured.get("sources", {})) | several | single

@@ -22,7 +22,8 @@ TEXTS = [
 
 
 def test_files_can_be_read_in_a_sitting() -> None:
-    assert [p for p in SOURCES if len(p.read_text().splitlines()) > 600] == []
+    """700 lines of 100 columns."""
+    assert [p for p in SOURCES if len(p.read_text().splitlines()) > 700] == []
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

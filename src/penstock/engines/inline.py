@@ -51,14 +51,24 @@ def run(  # noqa: PLR0913  what can be chosen of a run
         PenstockError: Raised by one of them; the others have been stopped.
         DeclarationError: A name is not of the pipeline.
     """
-    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
+    specs = [
+        pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)
+    ]
     loops: dict[str, Loop] = {}
     if streamer:
-        worker = Streamer(pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, share=share)
+        worker = Streamer(
+            pipeline, database_url, redis_url, idle_s=idle_s, prepare=prepare, share=share
+        )
         loops["streamer"] = worker.loop(partial(report, "streamer"))
     for spec in specs:
         runner = make_worker(
-            pipeline, spec, database_url, redis_url, prepare=prepare, concurrency=concurrency, sources=sources
+            pipeline,
+            spec,
+            database_url,
+            redis_url,
+            prepare=prepare,
+            concurrency=concurrency,
+            sources=sources,
         )
         loops[spec.name] = runner.loop(partial(report, spec.name))
     run_together(loops, stop)

@@ -100,7 +100,9 @@ def check_names(columns: Sequence[str]) -> None:
     """Checks that a name is one column."""
     for name in columns:
         if columns.count(name) > 1:
-            raise DeclarationError(f"reconcile: two columns of the canonical rows are named {name!r}; give aliases")
+            raise DeclarationError(
+                f"reconcile: two columns of the canonical rows are named {name!r}; give aliases"
+            )
 
 
 def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> None:
@@ -120,7 +122,9 @@ def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> Non
 
 def without_rows(comparison: StateComparison) -> StateComparison:
     """Returns the same comparison without the rows of its differences."""
-    differences = [replace(difference, expected=None, found=None) for difference in comparison.differences]
+    differences = [
+        replace(difference, expected=None, found=None) for difference in comparison.differences
+    ]
     return replace(comparison, differences=differences)
 
 
@@ -209,7 +213,13 @@ def _select(source: str, options: dict[str, str]) -> Relation:
     if unknown:
         raise InvalidSetting(f"tables: there is no option {unknown[0]!r}; known are columns, where")
     try:
-        columns = ", ".join(map(quote, split_names(lowered["columns"]))) if "columns" in lowered else "*"
+        columns = (
+            ", ".join(map(quote, split_names(lowered["columns"]))) if "columns" in lowered else "*"
+        )
     except ValueError:
-        raise InvalidSetting("tables: columns takes names with ',' between them, or a JSON list of names") from None
-    return Relation(f"SELECT {columns} FROM {source} WHERE {condition(lowered.get('where') or 'true')}")
+        raise InvalidSetting(
+            "tables: columns takes names with ',' between them, or a JSON list of names"
+        ) from None
+    return Relation(
+        f"SELECT {columns} FROM {source} WHERE {condition(lowered.get('where') or 'true')}"
+    )

@@ -74,7 +74,9 @@ WithinTick = Callable[[Store, Mapping[ShardName, Offset]], object]
 
 
 @contextmanager
-def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _store, _offsets: None) -> Iterator[Cut]:
+def cut(
+    connect: Connect, scope: Scope, within: WithinTick = lambda _store, _offsets: None
+) -> Iterator[Cut]:
     """Makes a cut; its snapshot can be imported until the block ends.
 
     Producers do not wait; sequencers wait for the few milliseconds of one tick.  Raises
@@ -87,7 +89,9 @@ def cut(connect: Connect, scope: Scope, within: WithinTick = lambda _store, _off
         with postgres_errors("making a cut"), holder.transaction():
             with ticker.transaction():
                 ticker.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
-                ticker.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode())
+                ticker.execute(
+                    f"SET LOCAL idle_in_transaction_session_timeout = '{SUSPENDED_S}s'".encode()
+                )
                 store = Store(ticker, scope)
                 store.execute("hold_sequencers")
                 snapshot = export_snapshot(holder)
@@ -190,14 +194,20 @@ def pinned(
     Raises ``BarrierMissed`` if it went past the cut, or did not reach it in time; ``Halted``,
     ``Paused``, ``Unknown`` or ``ServerUnavailable``.
     """
-    with postgres_errors("pinning a consumer's state"), connect() as connection, connect() as holder:
+    with (
+        postgres_errors("pinning a consumer's state"),
+        connect() as connection,
+        connect() as holder,
+    ):
         watcher = Store(connection, barrier.scope)
         try:
             arrived = wait_until_reached(watcher, barrier, point, timeout_s=timeout_s)
             holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
             with holder.transaction():
                 snapshot = export_snapshot(holder)
-                if _count_behind(read_checkpoints(Store(holder, barrier.scope), barrier), barrier, point):
+                if _count_behind(
+                    read_checkpoints(Store(holder, barrier.scope), barrier), barrier, point
+                ):
                     raise BarrierMissed(
                         f"a checkpoint of consumer {barrier.consumer.name} was moved back while "
                         "its state was pinned. Try again"
@@ -241,7 +251,9 @@ def wait_until_reached(watcher: Store, barrier: Barrier, point: Cut, *, timeout_
 def read_checkpoints(store: Store, barrier: Barrier) -> dict[ShardName, Offset]:
     """Reads the checkpoints of the barrier's consumer."""
     consumer = barrier.consumer
-    rows = store.rows("checkpoints_with_halts", {"consumer": consumer.name, "channel": consumer.channel.name})
+    rows = store.rows(
+        "checkpoints_with_halts", {"consumer": consumer.name, "channel": consumer.channel.name}
+    )
     if not rows:
         raise Unknown(
             f"consumer {consumer.name} is not registered: it has never run. Start it with: "
@@ -250,7 +262,9 @@ def read_checkpoints(store: Store, barrier: Barrier) -> dict[ShardName, Offset]:
     if (pause := find_pause(store, consumer.name, consumer.channel.name)) is not None:
         raise Paused(f"{pause}. It would not reach the cut: {pause.how_to_resume}")
     halted = {
-        ShardName(consumer.channel.name, Shard(shard)): reason for shard, _, reason, _ in rows if reason is not None
+        ShardName(consumer.channel.name, Shard(shard)): reason
+        for shard, _, reason, _ in rows
+        if reason is not None
     }
     if halted:
         *_, has_letters = rows[0]
@@ -262,12 +276,16 @@ def read_checkpoints(store: Store, barrier: Barrier) -> dict[ShardName, Offset]:
     return {ShardName(consumer.channel.name, Shard(shard)): offset for shard, offset, *_ in rows}
 
 
-def _count_behind(checkpoints: Mapping[ShardName, Offset], barrier: Barrier, point: Cut) -> dict[ShardName, int]:
+def _count_behind(
+    checkpoints: Mapping[ShardName, Offset], barrier: Barrier, point: Cut
+) -> dict[ShardName, int]:
     """Counts the records that each shard is behind the cut.
 
     Leaves out shards that have reached it.
     """
-    beyond = [str(shard) for shard, offset in checkpoints.items() if offset > point.get_offset(shard)]
+    beyond = [
+        str(shard) for shard, offset in checkpoints.items() if offset > point.get_offset(shard)
+    ]
     if beyond:
         raise BarrierMissed(
             f"consumer {barrier.consumer.name} went past the cut in {', '.join(beyond)}: this run "

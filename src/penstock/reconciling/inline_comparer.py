@@ -56,7 +56,9 @@ class InlineComparer:
 
     engine = "inline"
 
-    def __init__(self, database_url: str, report: str | None = None, *, with_rows: bool = False) -> None:
+    def __init__(
+        self, database_url: str, report: str | None = None, *, with_rows: bool = False
+    ) -> None:
         """Sets up; ``report`` is a directory for a ``.csv`` of each reconciliation's differences.
 
         ``with_rows`` gives the rows of both sides as well: in the report all, in the comparison
@@ -64,12 +66,17 @@ class InlineComparer:
         """
         if report is not None and not report.endswith(".csv"):
             raise InvalidSetting(
-                f"--report {report}: without Spark a report is CSV; end its name with .csv, or take --engine spark"
+                f"--report {report}: without Spark a report is CSV; end its name with .csv, or "
+                "take --engine spark"
             )
         self._database_url, self._report, self._with_rows = database_url, report, with_rows
 
     def compare(
-        self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
+        self,
+        spec: ReconciliationSpec,
+        canonical: str,
+        state: str,
+        among: Sequence[str] | None = None,
     ) -> StateComparison:
         """Compares every key of both sides.
 
@@ -82,15 +89,24 @@ class InlineComparer:
         def attempt(*, is_retry: bool = False) -> StateComparison:
             with self._in_snapshot(state, read_only=False) as state_connection:
                 with self._in_snapshot(canonical) as canonical_connection:
-                    join = _describe_join(spec, source, canonical_connection, state_connection, is_retry=is_retry)
+                    join = _describe_join(
+                        spec, source, canonical_connection, state_connection, is_retry=is_retry
+                    )
                     state_connection.execute(join.create.encode())
-                    compared = _copy(canonical_connection, join.select(0, among), state_connection, "penstock_expected")
+                    compared = _copy(
+                        canonical_connection,
+                        join.select(0, among),
+                        state_connection,
+                        "penstock_expected",
+                    )
                 state_connection.execute(b"ANALYZE pg_temp.penstock_expected")
                 state_connection.execute(join.compare(among, with_rows=has_rows).encode())
                 result = _read_counts(state_connection, spec, join.columns, compared)
                 return replace(
                     result,
-                    differences=self._read_differences(state_connection, spec, join, is_repair=among is not None),
+                    differences=self._read_differences(
+                        state_connection, spec, join, is_repair=among is not None
+                    ),
                 )
 
         try:
@@ -107,14 +123,21 @@ class InlineComparer:
             columns, values = _describe_rows(spec, source, connection)
 
         def each() -> Iterator[str]:
-            with self._naming_unfit(spec, source, canonical), self._in_snapshot(canonical) as connection:
-                for (row,) in _stream(connection, f"SELECT {_as_json(values)} FROM {source}", ["text"]):
+            with (
+                self._naming_unfit(spec, source, canonical),
+                self._in_snapshot(canonical) as connection,
+            ):
+                for (row,) in _stream(
+                    connection, f"SELECT {_as_json(values)} FROM {source}", ["text"]
+                ):
                     yield row
 
         return CanonicalRows(columns, each())
 
     @contextmanager
-    def _naming_unfit(self, spec: ReconciliationSpec, source: str, canonical: str) -> Iterator[None]:
+    def _naming_unfit(
+        self, spec: ReconciliationSpec, source: str, canonical: str
+    ) -> Iterator[None]:
         """Names the column whose type a canonical value does not fit."""
         try:
             yield
@@ -124,7 +147,11 @@ class InlineComparer:
                 names = [*spec.key, *_choose_columns(spec, types)]
                 state = read_state_columns(connection, spec, names)
                 refuse_unfit(
-                    connection, spec, source, cast_values(connection, {n: types[n] for n in names}, state), state
+                    connection,
+                    spec,
+                    source,
+                    cast_values(connection, {n: types[n] for n in names}, state),
+                    state,
                 )
             raise
 
@@ -132,9 +159,14 @@ class InlineComparer:
     def _in_snapshot(self, snapshot: str, *, read_only: bool = True) -> Iterator[Connection]:
         """Yields a connection that sees the database as of the snapshot, until the block ends."""
         url = self._database_url
-        with connect_postgres(url, application="reconcile", prepare=False, kind=TableConnection) as connection:
+        with connect_postgres(
+            url, application="reconcile", prepare=False, kind=TableConnection
+        ) as connection:
             connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
-            connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, read_only
+            connection.isolation_level, connection.read_only = (
+                IsolationLevel.REPEATABLE_READ,
+                read_only,
+            )
             with postgres_errors("comparing in a snapshot", is_own=False), connection.transaction():
                 import_snapshot(connection, snapshot)
                 connection.execute(FIX_FORMATS)  # as in the transaction that repairs
@@ -144,7 +176,8 @@ class InlineComparer:
                     # Else a query that writes looks like a standby, for which all reconciliations
                     # end.
                     raise DeclarationError(
-                        f"reconcile: the canonical query must be one that reads: {first_line(error)}"
+                        "reconcile: the canonical query must be one that reads: "
+                        f"{first_line(error)}"
                     ) from error
 
     def _read_differences(
@@ -167,12 +200,16 @@ class InlineComparer:
                     break
                 if len(differences) < DIFFERENCES_KEPT:
                     differences.append(
-                        difference if len(differences) < rows_kept else replace(difference, expected=None, found=None)
+                        difference
+                        if len(differences) < rows_kept
+                        else replace(difference, expected=None, found=None)
                     )
         return differences
 
     @contextmanager
-    def _open_report(self, name: str, *, is_repair: bool) -> Iterator[Callable[[Difference], object] | None]:
+    def _open_report(
+        self, name: str, *, is_repair: bool
+    ) -> Iterator[Callable[[Difference], object] | None]:
         """Opens the report of a reconciliation; yields the function that writes a line.
 
         None without a report.
@@ -186,7 +223,9 @@ class InlineComparer:
         with (directory / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, fields, extrasaction="ignore")
             writer.writeheader()
-            yield lambda difference: writer.writerow({**asdict(difference), "columns": ", ".join(difference.columns)})
+            yield lambda difference: writer.writerow(
+                {**asdict(difference), "columns": ", ".join(difference.columns)}
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +268,11 @@ class _Join:
 
     def select(self, side: int, among: Sequence[str] | None) -> str:
         """Selects the canonical rows, or those of the state."""
-        compared = (f"{column.value(side)} AS {column.alias}" for column in (*self.keys, *self.values))
-        return f"SELECT {', '.join(compared)} FROM {(self.source, self.table)[side]} {self._where(side, among)}"
+        compared = (
+            f"{column.value(side)} AS {column.alias}" for column in (*self.keys, *self.values)
+        )
+        relation, where = (self.source, self.table)[side], self._where(side, among)
+        return f"SELECT {', '.join(compared)} FROM {relation} {where}"
 
     def compare(self, among: Sequence[str] | None, *, with_rows: bool) -> str:
         """Creates the table of keys that differ, are NULL, or are twice in the canonical rows."""
@@ -246,44 +288,54 @@ class _Join:
         )
         differs = {column.name: self._differs(column) for column in self.values}
         changed_columns = ", ".join(
-            f"CASE WHEN {condition} THEN {quote_literal(name)} END" for name, condition in differs.items()
+            f"CASE WHEN {condition} THEN {quote_literal(name)} END"
+            for name, condition in differs.items()
         )
         is_null = " OR ".join(f"{key} IS NULL" for key in keys) or "false"
         rows = ", ".join(
-            f"CASE WHEN {side}_copies > 0 THEN {self._row(side[0])} END AS {side}" if with_rows else f"NULL AS {side}"
+            f"CASE WHEN {side}_copies > 0 THEN {self._row(side[0])} END AS {side}"
+            if with_rows
+            else f"NULL AS {side}"
             for side in ("expected", "found")
         )
         return f"""
             CREATE TEMPORARY TABLE penstock_differing ON COMMIT DROP AS
             SELECT {", ".join([*keys, ""])} coalesce(expected_copies, found_copies) AS copies,
-                   CASE WHEN {is_null} THEN NULL WHEN expected_copies > 1 THEN 'twice' WHEN found_copies IS NULL THEN 'missing'
-                        WHEN expected_copies IS NULL THEN 'surplus' WHEN found_copies > 1 THEN 'doubled' ELSE 'different' END AS kind,
+                   CASE WHEN {is_null} THEN NULL
+                        WHEN expected_copies > 1 THEN 'twice'
+                        WHEN found_copies IS NULL THEN 'missing'
+                        WHEN expected_copies IS NULL THEN 'surplus'
+                        WHEN found_copies > 1 THEN 'doubled'
+                        ELSE 'different' END AS kind,
                    {_as_json({key.name: (key.alias, key.common) for key in self.keys})} AS key,
                    CASE WHEN expected_copies = 1 AND found_copies = 1
-                        THEN array_remove(ARRAY[{changed_columns}]::text[], NULL) ELSE '{{}}' END AS columns,
+                        THEN array_remove(ARRAY[{changed_columns}]::text[], NULL)
+                        ELSE '{{}}' END AS columns,
                    {rows}
             FROM (
-                SELECT {", ".join(filter(None, [joined, "e.copies AS expected_copies", "f.copies AS found_copies"]))}
+                SELECT {joined + ", " if joined else ""}
+                       e.copies AS expected_copies, f.copies AS found_copies
                 FROM {self._once("pg_temp.penstock_expected")} e
                 FULL JOIN {self._once(f"({self.select(1, among)})")} f
                 ON {" AND ".join(f"e.{key} = f.{key}" for key in keys) or "true"}
             ) joined
-            WHERE {" OR ".join(["expected_copies IS DISTINCT FROM 1", "found_copies IS DISTINCT FROM 1", *differs.values()])}
+            WHERE expected_copies IS DISTINCT FROM 1 OR found_copies IS DISTINCT FROM 1
+                  {"".join(f" OR {condition}" for condition in differs.values())}
         """
 
     @property
     def differing(self) -> str:
         """Reads that table."""
         order = ", ".join(key.alias for key in self.keys) or "1"
-        return f"SELECT key, kind, columns, expected, found FROM pg_temp.penstock_differing ORDER BY {order}"
+        columns = "key, kind, columns, expected, found"
+        return f"SELECT {columns} FROM pg_temp.penstock_differing ORDER BY {order}"
 
     def _once(self, source: str) -> str:
         """Selects one row of each key, and the number of its rows."""
         key_columns = ", ".join(key.alias for key in self.keys)
         window = f"(PARTITION BY {key_columns})" if key_columns else "()"
-        counted = (
-            f"SELECT *, count(*) OVER w AS copies, row_number() OVER w AS place FROM {source} s WINDOW w AS {window}"
-        )
+        numbered = "*, count(*) OVER w AS copies, row_number() OVER w AS place"
+        counted = f"SELECT {numbered} FROM {source} s WINDOW w AS {window}"
         return f"(SELECT * FROM ({counted}) t WHERE place = 1)"
 
     def _differs(self, column: _Column) -> str:
@@ -293,14 +345,19 @@ class _Join:
         if tolerance is None or column.common.oid not in NUMBERS:
             return f"{one} IS DISTINCT FROM {other}"
         # Through their text, because a cast of a float rounds it to 15 digits.
-        apart = f"abs(CAST(CAST({one} AS text) AS numeric) - CAST(CAST({other} AS text) AS numeric))"
-        return f"({one} IS DISTINCT FROM {other} AND ({apart} <= CAST('{tolerance}' AS numeric)) IS NOT TRUE)"
+        apart = (
+            f"abs(CAST(CAST({one} AS text) AS numeric) - CAST(CAST({other} AS text) AS numeric))"
+        )
+        is_near = f"{apart} <= CAST('{tolerance}' AS numeric)"
+        return f"({one} IS DISTINCT FROM {other} AND ({is_near}) IS NOT TRUE)"
 
     def _row(self, side: str) -> str:
         keys = {key.name: (key.alias, key.common) for key in self.keys}
         values = {column.name: (f"{side}{column.alias}", column.common) for column in self.values}
         texts = {
-            column.name: (f"CAST({side}{column.alias} AS text)", _TEXT_TYPE) for column in self.values if column.is_text
+            column.name: (f"CAST({side}{column.alias} AS text)", _TEXT_TYPE)
+            for column in self.values
+            if column.is_text
         }
         return _as_json(keys | values | texts)
 
@@ -346,11 +403,16 @@ def _describe_join(
 
     ``is_retry`` looks for texts of the state that do not parse as the canonical type.
     """
-    expected, table = read_result_types(canonical_connection, source), quote(spec.schema, spec.table)
+    expected, table = (
+        read_result_types(canonical_connection, source),
+        quote(spec.schema, spec.table),
+    )
     columns = _choose_columns(spec, expected)
     names = [*spec.key, *columns]
     state_columns = read_state_columns(state_connection, spec, names)
-    casts = cast_values(canonical_connection, {name: expected[name] for name in names}, state_columns)
+    casts = cast_values(
+        canonical_connection, {name: expected[name] for name in names}, state_columns
+    )
 
     def pair(name: str, alias: str) -> _Column:
         canonical, column = expected[name], state_columns[name]
@@ -358,7 +420,11 @@ def _describe_join(
         is_parsed = name not in spec.key and column.is_text_for(canonical)
         if is_parsed and not (is_retry and fails(state_connection, table, parsed)):
             return _Column(name, alias, (quote(name), parsed), canonical, is_text=True)
-        state_value = quote(name) if column.type.oid == column.oid else f"CAST({quote(name)} AS {column.type.name})"
+        state_value = (
+            quote(name)
+            if column.type.oid == column.oid
+            else f"CAST({quote(name)} AS {column.type.name})"
+        )
         return _Column(name, alias, (casts[name], state_value), column.type)
 
     return _Join(
@@ -379,7 +445,9 @@ def _describe_rows(
     names = [*spec.key, *columns]
     state = read_state_columns(connection, spec, names)
     casts = cast_values(connection, {name: types[name] for name in names}, state)
-    return columns, {name: (_as_comparable(casts[name], state[name].type), state[name].type) for name in names}
+    return columns, {
+        name: (_as_comparable(casts[name], state[name].type), state[name].type) for name in names
+    }
 
 
 def _choose_columns(spec: ReconciliationSpec, types: Mapping[str, SqlType]) -> tuple[str, ...]:
@@ -387,7 +455,8 @@ def _choose_columns(spec: ReconciliationSpec, types: Mapping[str, SqlType]) -> t
     for column in spec.tolerance:
         if types[column].oid not in NUMBERS:
             raise DeclarationError(
-                f"reconciliation {spec.name}: tolerance is for numbers; {column} is {types[column].name}"
+                f"reconciliation {spec.name}: tolerance is for numbers; {column} is "
+                f"{types[column].name}"
             )
     return columns
 
@@ -407,7 +476,8 @@ def _as_json(values: Mapping[str, tuple[str, SqlType]]) -> str:
     numbers of JSON in Postgres are of type numeric.
     """
     fields = (
-        f"CASE CAST({value} AS text) WHEN '-0' THEN to_json(text '-0') ELSE to_json({value}) END AS {quote(name)}"
+        f"CASE CAST({value} AS text) WHEN '-0' THEN to_json(text '-0') ELSE to_json({value}) END "
+        f"AS {quote(name)}"
         if type_.oid in {FLOAT4, FLOAT8}
         else f"{value} AS {quote(name)}"
         for name, (value, type_) in values.items()
@@ -425,14 +495,19 @@ def _copy(source: Connection, query: str, target: Connection, table: str) -> int
 
     Returns their number.
     """
-    with source.cursor().copy(f"COPY ({query}) TO STDOUT".encode()) as out, target.cursor() as cursor:
+    with (
+        source.cursor().copy(f"COPY ({query}) TO STDOUT".encode()) as out,
+        target.cursor() as cursor,
+    ):
         with cursor.copy(f"COPY pg_temp.{table} FROM STDIN".encode()) as into:
             for data in out:
                 into.write(data)
         return cursor.rowcount
 
 
-def _stream(connection: Connection, query: str, of_types: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _stream(
+    connection: Connection, query: str, of_types: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
     """Yields the rows of a query, one after the other."""
     with connection.cursor().copy(f"COPY ({query}) TO STDOUT".encode()) as copy:
         copy.set_types(of_types)
@@ -443,10 +518,19 @@ def _read_counts(
     connection: Connection, spec: ReconciliationSpec, columns: tuple[str, ...], copied: int
 ) -> StateComparison:
     """Counts the differing keys, by kind and by column."""
-    by_kind = "SELECT kind, count(*), sum(copies)::bigint FROM pg_temp.penstock_differing GROUP BY kind"
+    by_kind = (
+        "SELECT kind, count(*), sum(copies)::bigint FROM pg_temp.penstock_differing GROUP BY kind"
+    )
     counts_by_kind = {kind: (keys, rows) for kind, keys, rows in connection.execute(by_kind)}
-    check_keys(spec, without_key=counts_by_kind.get(None, (0, 0))[1], twice=counts_by_kind.get("twice", (0, 0))[0])
-    by_name = "SELECT name, count(*) FROM pg_temp.penstock_differing, unnest(columns) AS name GROUP BY name"
+    check_keys(
+        spec,
+        without_key=counts_by_kind.get(None, (0, 0))[1],
+        twice=counts_by_kind.get("twice", (0, 0))[0],
+    )
+    by_name = (
+        "SELECT name, count(*) "
+        "FROM pg_temp.penstock_differing, unnest(columns) AS name GROUP BY name"
+    )
     counts_by_column: dict[str, int] = dict(connection.execute(by_name).fetchall())
     counts = {kind: counts_by_kind[kind][0] for kind in DifferenceKind if kind in counts_by_kind}
     return StateComparison(

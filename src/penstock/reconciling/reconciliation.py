@@ -26,11 +26,29 @@ from penstock.database.registry import register_consumer
 from penstock.database.store import Store
 from penstock.database.transactions import ROLES_SEARCH_PATH
 from penstock.declaring.declarations import ConsumerSpec, ReconciliationSpec
-from penstock.errors import DeclarationError, PenstockError, Refused, RepairRefused, ServerUnavailable
+from penstock.errors import (
+    DeclarationError,
+    PenstockError,
+    Refused,
+    RepairRefused,
+    ServerUnavailable,
+)
 from penstock.pipeline import Pipeline
-from penstock.reconciling.comparison import DIFFERENCES_KEPT, DifferenceKind, StateComparison, combine, without_rows
+from penstock.reconciling.comparison import (
+    DIFFERENCES_KEPT,
+    DifferenceKind,
+    StateComparison,
+    combine,
+    without_rows,
+)
 from penstock.reconciling.cut import EXPIRES_S, Barrier, Connect, cut, pinned
-from penstock.reconciling.state_repair import CanonicalRows, choose_batch, left_over, repair_rows, replace_state
+from penstock.reconciling.state_repair import (
+    CanonicalRows,
+    choose_batch,
+    left_over,
+    repair_rows,
+    replace_state,
+)
 from penstock.reconciling.state_table import order_states
 from penstock.records import Scope
 
@@ -54,7 +72,11 @@ class Comparer(Protocol):
         """Name of the engine: ``spark`` or ``inline``."""
 
     def compare(
-        self, spec: ReconciliationSpec, canonical: str, state: str, among: Sequence[str] | None = None
+        self,
+        spec: ReconciliationSpec,
+        canonical: str,
+        state: str,
+        among: Sequence[str] | None = None,
     ) -> StateComparison:
         """Compares the canonical rows in one snapshot with the state in another.
 
@@ -153,7 +175,11 @@ def reconcile_all(  # noqa: PLR0913  as ``reconcile``
     Raises ``ServerUnavailable``.
     """
     if intent == "repair" and len(groups) > 1:
-        with postgres_errors("ordering states", is_own=False), connect() as connection, connection.transaction():
+        with (
+            postgres_errors("ordering states", is_own=False),
+            connect() as connection,
+            connection.transaction(),
+        ):
             connection.execute(ROLES_SEARCH_PATH)
             groups = [[spec] for spec in order_states(connection, [spec for [spec] in groups])]
     pending, is_first = groups, True
@@ -163,7 +189,14 @@ def reconcile_all(  # noqa: PLR0913  as ``reconcile``
             first, *others = group
             try:
                 yield reconcile(
-                    connect, scope, first, comparer, intent=intent, wait_s=wait_s, others=others, resume=resume
+                    connect,
+                    scope,
+                    first,
+                    comparer,
+                    intent=intent,
+                    wait_s=wait_s,
+                    others=others,
+                    resume=resume,
                 )
             except ServerUnavailable:
                 raise
@@ -198,7 +231,8 @@ def find_reconciliations(
             tables.setdefault(spec.state, spec)
     if not tables:
         raise DeclarationError(
-            f"consumer {consumer} has no reconciliation; declare one with pipeline.reconciliation(of=…, state=…, key=…)"
+            f"consumer {consumer} has no reconciliation; declare one with "
+            "pipeline.reconciliation(of=…, state=…, key=…)"
         )
     return list(tables.values())
 
@@ -210,7 +244,9 @@ def has_never_applied(connect: Connect, scope: Scope, consumer: ConsumerSpec) ->
     """
     with connect() as connection:
         values = {"consumer": consumer.name}
-        [(records,)] = Store(connection, scope).rows("records_seen", values, doing="reading checkpoints")
+        [(records,)] = Store(connection, scope).rows(
+            "records_seen", values, doing="reading checkpoints"
+        )
     return not records
 
 
@@ -274,7 +310,9 @@ class _Reconciliation:
             )
         try:
             with postgres_errors("ending a reconciliation"), self.connect() as connection:
-                Store(connection, self.scope).execute("end_run", {**_to_columns(result), "outcome": outcome})
+                Store(connection, self.scope).execute(
+                    "end_run", {**_to_columns(result), "outcome": outcome}
+                )
         except PenstockError as error:
             # What the run found or raised matters more than its row in the history.
             log.warning("run result not recorded", run=result.run, error=type(error).__name__)
@@ -300,10 +338,15 @@ class _Reconciliation:
                 )
             # What is too many goes first: it may hold a unique value that belongs to another row.
             surplus_first = sorted(
-                comparison.differences, key=lambda difference: difference.kind is not DifferenceKind.SURPLUS
+                comparison.differences,
+                key=lambda difference: difference.kind is not DifferenceKind.SURPLUS,
             )
             keys = [difference.key for difference in surplus_first]
-            self.surplus = {difference.key for difference in surplus_first if difference.kind is DifferenceKind.SURPLUS}
+            self.surplus = {
+                difference.key
+                for difference in surplus_first
+                if difference.kind is DifferenceKind.SURPLUS
+            }
             remaining = RemainingKeys(self.connect, self.scope, result.run)
             remaining.keep(self.spec.name, keys)
             if keys:
@@ -317,15 +360,23 @@ class _Reconciliation:
         if taken is None:
             return False
         result.resumed, keys = taken
-        result.comparison = combine([without_rows(comparison) for comparison in self._repair(keys, remaining, result)])
+        result.comparison = combine(
+            [without_rows(comparison) for comparison in self._repair(keys, remaining, result)]
+        )
         self._refuse_left()
         return True
 
     def _refuse_left(self) -> None:
         if self.unrepaired:
-            raise left_over([self.spec], self.unrepaired.values(), "They are as they were, and the others are repaired")
+            raise left_over(
+                [self.spec],
+                self.unrepaired.values(),
+                "They are as they were, and the others are repaired",
+            )
 
-    def _repair(self, keys: Sequence[str], remaining: "RemainingKeys", result: Reconciled) -> Iterator[StateComparison]:
+    def _repair(
+        self, keys: Sequence[str], remaining: "RemainingKeys", result: Reconciled
+    ) -> Iterator[StateComparison]:
         """Compares and repairs a batch of keys at a time; yields what it finds."""
         self.remaining = len(keys)
         with self.connect() as connection:
@@ -342,7 +393,9 @@ class _Reconciliation:
                 surplus = [key for key in batch if key in self.surplus]
                 if 0 < len(surplus) < len(batch):
                     self._repair_batch(surplus, result)
-                    remaining.drop([key for key in surplus if key not in self.unrepaired], result.repaired)
+                    remaining.drop(
+                        [key for key in surplus if key not in self.unrepaired], result.repaired
+                    )
                 raise
             repaired = [key for key in batch if key not in self.unrepaired]
             remaining.drop(repaired, result.repaired)
@@ -360,7 +413,12 @@ class _Reconciliation:
         ):
             now = self.comparer.compare(self.spec, point.snapshot, state.snapshot, keys)
             unrepaired = repair_rows(
-                Store(connection, self.scope), self.spec, point, now.differences, now.columns, result.run
+                Store(connection, self.scope),
+                self.spec,
+                point,
+                now.differences,
+                now.columns,
+                result.run,
             )
             result.repaired += len(now.differences) - len(unrepaired)
             self.unrepaired |= unrepaired
@@ -387,7 +445,10 @@ class _Reconciliation:
 
     def replace(self, result: Reconciled) -> None:
         with cut(self.connect, self.scope) as point, self.connect() as connection:
-            tables = [(spec, self.comparer.rows(spec, point.snapshot)) for spec in (self.spec, *self.others)]
+            tables = [
+                (spec, self.comparer.rows(spec, point.snapshot))
+                for spec in (self.spec, *self.others)
+            ]
             result.repaired = replace_state(Store(connection, self.scope), point, tables)
         result.tick = point.tick
 
@@ -436,14 +497,19 @@ class RemainingKeys:
     def drop(self, keys: Sequence[str], repaired: int) -> None:
         """Removes keys that no longer need a repair; records how many the run has repaired."""
         with self._connected("keeping the keys to repair") as store:
-            store.execute("drop_remaining", {"run": self.run, "keys": list(keys), "repaired": repaired})
+            store.execute(
+                "drop_remaining", {"run": self.run, "keys": list(keys), "repaired": repaired}
+            )
 
     def take_over(self, spec: ReconciliationSpec, engine: str) -> tuple[int, list[str]] | None:
         """Takes over the last interrupted run: returns its number and its keys as JSON.
 
         None if there is none.
         """
-        with self._connected("taking over the keys to repair") as store, store.connection.transaction():
+        with (
+            self._connected("taking over the keys to repair") as store,
+            store.connection.transaction(),
+        ):
             row = store.row("take_over_remaining", {"name": spec.name, "run": self.run})
             if row is None:
                 return None
@@ -457,7 +523,9 @@ class RemainingKeys:
             yield Store(connection, self.scope)
 
 
-def _check_fits(spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]) -> None:
+def _check_fits(
+    spec: ReconciliationSpec, engine: str, written_by: str, keys: Sequence[str]
+) -> None:
     """Refuses keys of another engine.
 
     Engines write some keys differently, and would take those for equal.

@@ -99,7 +99,10 @@ def read_columns(connection: Connection, table: int) -> dict[str, StateColumn]:
     Names of types are for the connection's search_path.
     """
     with connection.cursor(row_factory=class_row(StateColumn)) as cursor:
-        return {column.name: column for column in cursor.execute(CATALOG["state_columns"], {"table": table})}
+        return {
+            column.name: column
+            for column in cursor.execute(CATALOG["state_columns"], {"table": table})
+        }
 
 
 def read_state_columns(
@@ -107,15 +110,21 @@ def read_state_columns(
 ) -> dict[str, StateColumn]:
     """Reads some columns of a state, which the connection's search_path finds."""
     read_result_types(connection, quote(spec.schema, spec.table), names)
-    [(table,)] = connection.execute(CATALOG["find_table"], {"table": quote(spec.schema, spec.table)}).fetchall()
+    [(table,)] = connection.execute(
+        CATALOG["find_table"], {"table": quote(spec.schema, spec.table)}
+    ).fetchall()
     return read_columns(connection, table)
 
 
-def read_result_types(connection: Connection, source: str, columns: Sequence[str] = ()) -> dict[str, SqlType]:
+def read_result_types(
+    connection: Connection, source: str, columns: Sequence[str] = ()
+) -> dict[str, SqlType]:
     """Reads the types of the columns of a query or table, or of some of them."""
     names = ", ".join(map(quote, columns)) or "*"
     try:
-        description = connection.execute(f"SELECT {names} FROM {source} LIMIT 0".encode()).description
+        description = connection.execute(
+            f"SELECT {names} FROM {source} LIMIT 0".encode()
+        ).description
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise Unknown(f"reconcile: {first_line(error)}") from error
     check_names([column.name for column in description or ()])
@@ -133,14 +142,21 @@ def cast_values(
     connection: Connection, canonical: Mapping[str, SqlType], state: Mapping[str, StateColumn]
 ) -> dict[str, str]:
     """Renders an expression for each canonical column that casts it to the state's column."""
-    return {name: _cast_value(connection, quote(name), sql_type, state[name]) for name, sql_type in canonical.items()}
+    return {
+        name: _cast_value(connection, quote(name), sql_type, state[name])
+        for name, sql_type in canonical.items()
+    }
 
 
 def _cast_value(connection: Connection, value: str, source: SqlType, column: StateColumn) -> str:
     if source.oid != column.oid:
         # A float through its text, which is the number that was meant.
-        is_float = source.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
-        is_direct = not is_float and is_castable(connection, source, SqlType(column.oid, column.unlimited))
+        is_float = (
+            source.oid in {FLOAT4, FLOAT8} and column.oid in NUMBERS and not column.is_integer
+        )
+        is_direct = not is_float and is_castable(
+            connection, source, SqlType(column.oid, column.unlimited)
+        )
         value = f"CAST({value if is_direct else f'CAST({value} AS text)'} AS {column.unlimited})"
     if column.oid != column.type.oid:
         value = f"CAST({value} AS {column.type.name})"
@@ -151,7 +167,9 @@ def is_castable(connection: Connection, source: SqlType, target: SqlType) -> boo
     """True if Postgres casts one type to the other."""
     try:
         with connection.transaction():
-            connection.execute(f"SELECT CAST(CAST(NULL AS {source.name}) AS {target.name})".encode())
+            connection.execute(
+                f"SELECT CAST(CAST(NULL AS {source.name}) AS {target.name})".encode()
+            )
     except (psycopg.errors.CannotCoerce, psycopg.errors.FeatureNotSupported):
         return False
     return True
@@ -169,7 +187,9 @@ def refuse_unfit(
     Returns if the query itself fails.
     """
     if not fails(connection, source, *map(quote, casts)):
-        for name in (name for name, expression in casts.items() if fails(connection, source, expression)):
+        for name in (
+            name for name, expression in casts.items() if fails(connection, source, expression)
+        ):
             raise unfit(spec, state[name])
 
 
@@ -193,10 +213,13 @@ def unfit(spec: ReconciliationSpec, column: StateColumn) -> Refused:
     )
 
 
-def require_columns(spec: ReconciliationSpec, columns: Iterable[str], available: Mapping[str, Any]) -> None:
+def require_columns(
+    spec: ReconciliationSpec, columns: Iterable[str], available: Mapping[str, Any]
+) -> None:
     """Checks that the state has some columns."""
     missing = [column for column in columns if column not in available]
     if missing:
         raise Unknown(
-            f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has {', '.join(available)}"
+            f"reconciliation {spec.name}: {spec.state} has no column {missing[0]!r}; it has "
+            f"{', '.join(available)}"
         )

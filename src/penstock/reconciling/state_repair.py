@@ -73,11 +73,14 @@ def repair_rows(
         checkpoints = state.lock_positions()
         if any(offset != point.get_offset(shard) for shard, offset in checkpoints.items()):
             raise BarrierMissed(
-                f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try again"
+                f"consumer {spec.consumer.name} is no longer at the cut: nothing was changed. Try "
+                "again"
             )
         state.refuse_dead_letters(checkpoints, point)
         state.execute("differences")
-        columns_of_differences = "COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN"
+        columns_of_differences = (
+            "COPY pg_temp.penstock_differences (number, kind, key, expected) FROM STDIN"
+        )
         with store.connection.cursor().copy(columns_of_differences) as copy:
             for number, difference in enumerate(differences):
                 copy.write_row((number, difference.kind, difference.key, difference.expected))
@@ -93,7 +96,9 @@ def repair_rows(
     return {differences[number].key: reason for number, reason in unrepaired.items()}
 
 
-_DIFFERENCES = sql.SQL("(SELECT number, kind, coalesce(expected, key) AS row FROM pg_temp.penstock_differences)")
+_DIFFERENCES = sql.SQL(
+    "(SELECT number, kind, coalesce(expected, key) AS row FROM pg_temp.penstock_differences)"
+)
 _NOTE: LiteralString = (  # the current rows of each key, in a column of the differences
     "UPDATE pg_temp.penstock_differences d SET {column} = rows.found FROM ("
     "SELECT r.{number} AS number, CASE count(*) WHEN 1 THEN jsonb_agg(to_jsonb(s.*)) -> 0 ELSE "
@@ -102,7 +107,9 @@ _NOTE: LiteralString = (  # the current rows of each key, in a column of the dif
 )
 
 
-def replace_state(store: Store, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]) -> int:
+def replace_state(
+    store: Store, point: Cut, tables: Sequence[tuple[ReconciliationSpec, CanonicalRows]]
+) -> int:
     """Replaces a consumer's whole state by the canonical rows, and its checkpoints by their cut.
 
     Returns the number of rows.
@@ -114,8 +121,12 @@ def replace_state(store: Store, point: Cut, tables: Sequence[tuple[Reconciliatio
     state, _ = states[0]
     with store.transaction(f"replacing the state of {state.spec.consumer.name}", is_own=False):
         store.connection.execute(FIX_FORMATS)
-        opened = [member.open_table(rows.columns, number) for number, (member, rows) in enumerate(states)]
-        written = sum(member.copy_rows(number, rows) for number, (member, rows) in enumerate(states))
+        opened = [
+            member.open_table(rows.columns, number) for number, (member, rows) in enumerate(states)
+        ]
+        written = sum(
+            member.copy_rows(number, rows) for number, (member, rows) in enumerate(states)
+        )
         store.connection.execute(ROLES_SEARCH_PATH)
         for number, table in enumerate(opened):
             table.parse_rows(_INCOMING.format(_incoming(number)))
@@ -137,14 +148,18 @@ def replace_state(store: Store, point: Cut, tables: Sequence[tuple[Reconciliatio
     return written
 
 
-_INCOMING = sql.SQL("(SELECT row_number() OVER () AS number, 'row' AS kind, expected AS row FROM {})")
+_INCOMING = sql.SQL(
+    "(SELECT row_number() OVER () AS number, 'row' AS kind, expected AS row FROM {})"
+)
 
 
 def _incoming(number: int) -> sql.Identifier:
     return sql.Identifier("pg_temp", f"penstock_incoming_{number}")
 
 
-def left_over(specs: Iterable[ReconciliationSpec], reasons: Iterable[str], outcome: str) -> RepairRefused:
+def left_over(
+    specs: Iterable[ReconciliationSpec], reasons: Iterable[str], outcome: str
+) -> RepairRefused:
     """Makes the error for rows that were left because other rows refer to them."""
     return RepairRefused(
         f"rows of {', '.join(spec.state for spec in specs)} would have to go or to change, and "
@@ -194,7 +209,9 @@ class _State:
 
     def lock_positions(self) -> Mapping[ShardName, Offset]:
         """Locks the consumer's checkpoints: it applies nothing until this transaction ends."""
-        rows = self.execute("lock_positions", consumer=self.spec.consumer.name, channel=self.channel)
+        rows = self.execute(
+            "lock_positions", consumer=self.spec.consumer.name, channel=self.channel
+        )
         return {ShardName(self.channel, Shard(shard)): Offset(offset) for shard, offset in rows}
 
     def check_kept(self, point: Cut) -> None:
@@ -225,7 +242,9 @@ class _State:
                 "them: --whole"
             )
 
-    def name_positions(self, shards: Collection[ShardName], point: Cut) -> dict[str, str | list[int]]:
+    def name_positions(
+        self, shards: Collection[ShardName], point: Cut
+    ) -> dict[str, str | list[int]]:
         """Returns the parameters of statements about the positions of the cut."""
         return {
             "consumer": self.spec.consumer.name,
@@ -240,6 +259,8 @@ class _State:
         None if there is none.
         """
         self._store.connection.execute(ROLES_SEARCH_PATH)
-        [(oid,)] = self.execute("find_table", table=quote(self.spec.schema, self.spec.table)).fetchall()
+        [(oid,)] = self.execute(
+            "find_table", table=quote(self.spec.schema, self.spec.table)
+        ).fetchall()
         self._store.connection.execute(OUR_SEARCH_PATH)
         return None if oid is None else int(oid)

@@ -25,11 +25,26 @@ from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec
 from penstock.errors import RepairRefused
 from penstock.reconciling.comparison import check_keys
-from penstock.reconciling.state_columns import CATALOG, NATIVE, StateColumn, read_columns, require_columns, unfit
+from penstock.reconciling.state_columns import (
+    CATALOG,
+    NATIVE,
+    StateColumn,
+    read_columns,
+    require_columns,
+    unfit,
+)
 
-_NUMBER, _KIND, _BLOCKED = map(sql.Identifier, ("penstock number", "penstock kind", "penstock blocked"))
+_NUMBER, _KIND, _BLOCKED = map(
+    sql.Identifier, ("penstock number", "penstock kind", "penstock blocked")
+)
 _NO_ACTION, _RESTRICT = "a", "r"
-_ACTIONS = {_NO_ACTION: " NO ACTION", _RESTRICT: " RESTRICT", "c": " CASCADE", "n": " SET NULL", "d": " SET DEFAULT"}
+_ACTIONS = {
+    _NO_ACTION: " NO ACTION",
+    _RESTRICT: " RESTRICT",
+    "c": " CASCADE",
+    "n": " SET NULL",
+    "d": " SET DEFAULT",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +64,9 @@ class Reference:
 
     def describe(self, action: str = "") -> str:
         """Describes the constraint and its table."""
-        return f"constraint {self.constraint_name} of {self.child_schema}.{self.child_table}{action}"
+        return (
+            f"constraint {self.constraint_name} of {self.child_schema}.{self.child_table}{action}"
+        )
 
     @property
     def is_checked_late(self) -> bool:
@@ -65,7 +82,12 @@ class StateTable:
     """
 
     def __init__(
-        self, connection: Connection, spec: ReconciliationSpec, table: int, columns: Sequence[str], number: int = 0
+        self,
+        connection: Connection,
+        spec: ReconciliationSpec,
+        table: int,
+        columns: Sequence[str],
+        number: int = 0,
     ) -> None:
         """Reads the table's columns and the foreign keys that refer to it."""
         self.spec, self._connection, self._table, self._number = spec, connection, table, number
@@ -77,7 +99,9 @@ class StateTable:
         with connection.cursor(row_factory=class_row(Reference)) as cursor:
             self.references = cursor.execute(CATALOG["references"], {"table": table}).fetchall()
         self.tree = {oid for (oid,) in connection.execute(CATALOG["descendants"], {"table": table})}
-        self._interceptors = [name for (name,) in connection.execute(CATALOG["interceptors"], {"table": table})]
+        self._interceptors = [
+            name for (name,) in connection.execute(CATALOG["interceptors"], {"table": table})
+        ]
         self._parts = self._build_parts()
 
     def execute(self, text: LiteralString, **more: sql.Composable) -> psycopg.Cursor[Any]:
@@ -86,7 +110,11 @@ class StateTable:
 
     def _build_parts(self) -> dict[str, sql.Composable]:
         written = [name for name in self._names if not self.columns[name].is_generated]
-        compared = [name for name in self._compared if name in written and not self.columns[name].is_identity]
+        compared = [
+            name
+            for name in self._compared
+            if name in written and not self.columns[name].is_identity
+        ]
         return {
             "table": sql.Identifier(*filter(None, (self.spec.schema, self.spec.table))),
             "rows": self._temporary("rows"),
@@ -104,8 +132,12 @@ class StateTable:
             "is_row": sql.SQL("s.ctid = d.place AND s.tableoid = d.part"),
             "differs": self._differs(self._compared),
             "columns": sql.SQL(", ").join(map(sql.Identifier, written)),
-            "values": sql.SQL(", ").join(sql.SQL("r.{}").format(sql.Identifier(name)) for name in written),
-            "set": sql.SQL(", ").join(sql.SQL("{0} = r.{0}").format(sql.Identifier(name)) for name in compared),
+            "values": sql.SQL(", ").join(
+                sql.SQL("r.{}").format(sql.Identifier(name)) for name in written
+            ),
+            "set": sql.SQL(", ").join(
+                sql.SQL("{0} = r.{0}").format(sql.Identifier(name)) for name in compared
+            ),
         }
 
     def _temporary(self, name: str) -> sql.Identifier:
@@ -149,7 +181,9 @@ class StateTable:
             try:
                 with self._connection.transaction(force_rollback=True):
                     self._connection.execute(
-                        sql.SQL("CREATE TEMPORARY TABLE penstock_probe (v {})").format(sql.SQL(column.limited))
+                        sql.SQL("CREATE TEMPORARY TABLE penstock_probe (v {})").format(
+                            sql.SQL(column.limited)
+                        )
                     )
                     self.execute(
                         "INSERT INTO pg_temp.penstock_probe SELECT {parsed} FROM {source} d, "
@@ -171,12 +205,19 @@ class StateTable:
             return
         cases = (
             sql.SQL(
-                "WHEN CAST(CAST({0} AS {1}) AS text) <> CAST(CAST(CAST({0} AS {2}) AS {1}) AS text) THEN {3}"
-            ).format(_parsed(column), sql.SQL(column.type.name), sql.SQL(column.limited), sql.Literal(column.name))
+                "WHEN CAST(CAST({0} AS {1}) AS text) <> CAST(CAST(CAST({0} AS {2}) AS {1}) AS "
+                "text) THEN {3}"
+            ).format(
+                _parsed(column),
+                sql.SQL(column.type.name),
+                sql.SQL(column.limited),
+                sql.Literal(column.name),
+            )
             for column in sized
         )
         too_long = self.execute(
-            "SELECT f.name FROM (SELECT CASE {cases} END AS name FROM {parse}) f WHERE f.name IS NOT NULL LIMIT 1",
+            "SELECT f.name FROM (SELECT CASE {cases} END AS name FROM {parse}) f WHERE f.name IS "
+            "NOT NULL LIMIT 1",
             cases=sql.SQL(" ").join(cases),
             parse=parse,
         ).fetchone()
@@ -208,9 +249,15 @@ class StateTable:
     def _grouped(self) -> sql.Composable:
         """Groups rows by their key, as ``_same`` compares it; without a key, all of them."""
         names = [sql.Identifier(name) for name in self.spec.key]
-        coarse = (sql.Identifier(name) for name in self.spec.key if self.columns[name].oid not in NATIVE)
+        coarse = (
+            sql.Identifier(name) for name in self.spec.key if self.columns[name].oid not in NATIVE
+        )
         texts = (sql.SQL('CAST({} AS text) COLLATE "C"').format(name) for name in coarse)
-        return sql.SQL("GROUP BY {}").format(sql.SQL(", ").join([*names, *texts])) if names else sql.SQL("")
+        return (
+            sql.SQL("GROUP BY {}").format(sql.SQL(", ").join([*names, *texts]))
+            if names
+            else sql.SQL("")
+        )
 
     def find_surplus(self, *, is_whole: bool) -> None:
         """Notes and locks the surplus rows.
@@ -218,7 +265,8 @@ class StateTable:
         Of a whole state also all whose key is not among the canonical rows.
         """
         self.execute(
-            "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text) ON COMMIT DROP",
+            "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text) ON "
+            "COMMIT DROP",
             name=sql.Identifier(f"penstock_surplus_{self._number}"),
         )
         self.execute(
@@ -245,14 +293,19 @@ class StateTable:
     def _delete(self, name: str) -> None:
         """Deletes the noted rows that are not blocked, and checks that they are gone."""
         noted_rows = self._temporary(name)
-        [(count,)] = self.execute("SELECT count(*) FROM {noted_rows} WHERE blocked IS NULL", noted_rows=noted_rows)
+        [(count,)] = self.execute(
+            "SELECT count(*) FROM {noted_rows} WHERE blocked IS NULL", noted_rows=noted_rows
+        )
         deleted = self.execute(
-            "DELETE FROM {table} s USING {noted_rows} d WHERE {is_row} AND d.blocked IS NULL", noted_rows=noted_rows
+            "DELETE FROM {table} s USING {noted_rows} d WHERE {is_row} AND d.blocked IS NULL",
+            noted_rows=noted_rows,
         ).rowcount
         if deleted != count:
             raise self._not_taken()
 
-    def _block(self, name: str, group: Sequence["StateTable"], references: Iterable[Reference]) -> None:
+    def _block(
+        self, name: str, group: Sequence["StateTable"], references: Iterable[Reference]
+    ) -> None:
         """Marks noted rows that other rows refer to.
 
         A row that is left may refer to another one.
@@ -266,19 +319,28 @@ class StateTable:
                         "UPDATE {noted_rows} d SET blocked = {reason} FROM {table} s WHERE "
                         "{is_row} AND d.blocked IS NULL AND {referred}",
                         noted_rows=noted_rows,
-                        reason=sql.Literal(reference.describe(f" ON DELETE{_ACTIONS[reference.on_delete]}")),
+                        reason=sql.Literal(
+                            reference.describe(f" ON DELETE{_ACTIONS[reference.on_delete]}")
+                        ),
                         referred=self._is_referred(reference, group, noted_rows),
                     ).rowcount
                 )
 
     def _is_referred(
-        self, reference: Reference, group: Sequence["StateTable"], noted_rows: sql.Composable | None = None
+        self,
+        reference: Reference,
+        group: Sequence["StateTable"],
+        noted_rows: sql.Composable | None = None,
     ) -> sql.Composed:
         """Renders the condition that a row that stays refers to ``s``."""
         goes: sql.Composable = sql.SQL("")
         for other in group:
             if reference.child in other.tree and (reference.is_self or reference.is_checked_late):
-                surplus = noted_rows if noted_rows is not None and other is self else other._temporary("surplus")  # noqa: SLF001  its own class
+                surplus = (
+                    noted_rows
+                    if noted_rows is not None and other is self
+                    else other._temporary("surplus")  # noqa: SLF001  of the same class
+                )
                 goes = sql.SQL(
                     " AND NOT EXISTS (SELECT FROM {} g WHERE g.place = c.ctid AND g.part = "
                     "c.tableoid AND g.blocked IS NULL)"
@@ -287,7 +349,9 @@ class StateTable:
             child=sql.Identifier(reference.child_schema, reference.child_table),
             same=_all(
                 sql.SQL("c.{} = s.{}").format(sql.Identifier(referring), sql.Identifier(referenced))
-                for referring, referenced in zip(reference.columns, reference.referenced, strict=True)
+                for referring, referenced in zip(
+                    reference.columns, reference.referenced, strict=True
+                )
             ),
             goes=goes,
         )
@@ -338,7 +402,10 @@ class StateTable:
 
     @property
     def _is_updatable(self) -> bool:
-        return any(not (c.is_generated or c.is_identity) for c in (self.columns[name] for name in self._compared))
+        return any(
+            not (c.is_generated or c.is_identity)
+            for c in (self.columns[name] for name in self._compared)
+        )
 
     def _move(self, group: Sequence["StateTable"], moving: Collection[str]) -> None:
         """Deletes and inserts the rows that differ in some columns.
@@ -346,7 +413,9 @@ class StateTable:
         Keeps the values of other columns.
         """
         compared = [name for name in self._compared if name in moving]
-        differs = self._differs(compared) if len(compared) == len(moving) else self._parts["differs"]
+        differs = (
+            self._differs(compared) if len(compared) == len(moving) else self._parts["differs"]
+        )
         self.execute("DROP TABLE IF EXISTS {moved}")
         self.execute(
             "CREATE TEMPORARY TABLE {name} (place tid, part oid, number bigint, blocked text, old "
@@ -360,7 +429,9 @@ class StateTable:
             moving=differs,
         )
         self._block("moved", group, [r for r in self.references if not r.is_checked_late])
-        blocked = self.execute("SELECT blocked FROM {moved} WHERE blocked IS NOT NULL LIMIT 1").fetchone()
+        blocked = self.execute(
+            "SELECT blocked FROM {moved} WHERE blocked IS NOT NULL LIMIT 1"
+        ).fetchone()
         if blocked is not None:
             raise RepairRefused(
                 f"rows of {self.spec.state} can only be repaired by deleting and inserting them, "
@@ -375,7 +446,9 @@ class StateTable:
             "JOIN {rows} r ON r.{number} = d.number",
             all=sql.SQL(", ").join(map(sql.Identifier, names)),
             merged=sql.SQL(", ").join(
-                sql.SQL("r.{}" if name in self._compared else "(d.old).{}").format(sql.Identifier(name))
+                sql.SQL("r.{}" if name in self._compared else "(d.old).{}").format(
+                    sql.Identifier(name)
+                )
                 for name in names
             ),
         )
@@ -399,14 +472,18 @@ class StateTable:
             written = set(reference.referenced) & set(self._compared)
             generated = any(self.columns[name].is_generated for name in reference.referenced)
             is_late = reference.on_update == _NO_ACTION
-            if not (written or generated) or (is_late and any(reference.child in table.tree for table in group)):
+            if not (written or generated) or (
+                is_late and any(reference.child in table.tree for table in group)
+            ):
                 continue
             taken_over = self._is_taken_over(reference) if is_late else sql.SQL("false")
             self.execute(
                 "UPDATE {rows} r SET {blocked} = {reason} FROM {table} s WHERE {same} AND "
                 "r.{kind} NOT IN ('surplus', 'doubled') AND r.{blocked} IS NULL AND ({changes}) "
                 "AND {referred} AND NOT {taken_over}",
-                reason=sql.Literal(reference.describe(f" ON UPDATE{_ACTIONS[reference.on_update]}")),
+                reason=sql.Literal(
+                    reference.describe(f" ON UPDATE{_ACTIONS[reference.on_update]}")
+                ),
                 changes=self._parts["differs"] if generated else self._differs(written),
                 referred=self._is_referred(reference, ()),
                 taken_over=taken_over,
@@ -416,10 +493,12 @@ class StateTable:
         """Renders the condition that another row takes over the values of a referenced ``s``."""
         if not set(reference.referenced) <= set(self._names):
             return sql.SQL("false")
-        same = _all(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in reference.referenced)
-        return sql.SQL("EXISTS (SELECT FROM {} t WHERE t.{} <> 'surplus' AND t.{} IS NULL AND {})").format(
-            self._parts["rows"], _KIND, _BLOCKED, same
+        same = _all(
+            sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in reference.referenced
         )
+        return sql.SQL(
+            "EXISTS (SELECT FROM {} t WHERE t.{} <> 'surplus' AND t.{} IS NULL AND {})"
+        ).format(self._parts["rows"], _KIND, _BLOCKED, same)
 
     def check(self) -> None:
         """Checks that each row is in the state as it belongs there, once.
@@ -517,7 +596,9 @@ def _same(column: StateColumn) -> sql.Composable:
 def _differ(column: StateColumn, tolerance: float | None) -> sql.Composable:
     names = {"name": sql.Identifier(column.name), "tolerance": sql.Literal(str(tolerance))}
     if column.oid not in NATIVE:
-        text: LiteralString = 'CAST(s.{name} AS text) COLLATE "C" IS DISTINCT FROM CAST(r.{name} AS text)'
+        text: LiteralString = (
+            'CAST(s.{name} AS text) COLLATE "C" IS DISTINCT FROM CAST(r.{name} AS text)'
+        )
     elif tolerance is None:
         text = "s.{name} IS DISTINCT FROM r.{name}"
     else:
@@ -540,10 +621,16 @@ def _field(column: StateColumn) -> sql.Composed:
 
 def _parsed(column: StateColumn) -> sql.Composed:
     value = sql.SQL("x.{}").format(sql.Identifier(column.name))
-    return sql.SQL("CAST({} AS {})").format(value, sql.SQL(column.unlimited)) if column.is_json else value
+    return (
+        sql.SQL("CAST({} AS {})").format(value, sql.SQL(column.unlimited))
+        if column.is_json
+        else value
+    )
 
 
-def order_states(connection: Connection, specs: Sequence[ReconciliationSpec]) -> list[ReconciliationSpec]:
+def order_states(
+    connection: Connection, specs: Sequence[ReconciliationSpec]
+) -> list[ReconciliationSpec]:
     """Orders reconciliations as ``order_tables``.
 
     The connection finds tables by the role's search_path.
@@ -551,7 +638,9 @@ def order_states(connection: Connection, specs: Sequence[ReconciliationSpec]) ->
     tables = [
         StateTable(connection, spec, oid, ())
         for spec in specs
-        for [oid] in connection.execute(CATALOG["find_table"], {"table": quote(spec.schema, spec.table)})
+        for [oid] in connection.execute(
+            CATALOG["find_table"], {"table": quote(spec.schema, spec.table)}
+        )
         if oid is not None
     ]
     ordered = [table.spec for table in order_tables(tables)]
@@ -566,7 +655,11 @@ def order_tables(tables: Sequence[StateTable]) -> list[StateTable]:
     ordered: list[StateTable] = []
     remaining = list(tables)
     while remaining:
-        free = (t for t in remaining if not any(_refers(t, other) for other in remaining if other is not t))
+        free = (
+            t
+            for t in remaining
+            if not any(_refers(t, other) for other in remaining if other is not t)
+        )
         ordered.append(next(free, remaining[0]))
         remaining.remove(ordered[-1])
     return ordered
@@ -576,7 +669,9 @@ def _refers(table: StateTable, other: StateTable) -> bool:
     return any(reference.child in table.tree for reference in other.references)
 
 
-def write_rows(connection: Connection, tables: Sequence[StateTable], *, is_whole: bool) -> Mapping[int, str]:
+def write_rows(
+    connection: Connection, tables: Sequence[StateTable], *, is_whole: bool
+) -> Mapping[int, str]:
     """Writes the rows of all tables; returns the rows that were left, by number."""
     ordered = order_tables(tables)
     connection.execute("SET CONSTRAINTS ALL DEFERRED")

@@ -77,7 +77,9 @@ def run(  # noqa: PLR0913  the options of a run
     since nothing depends on it.  ``observer`` is called with the events of all tasks, once a
     second; observers of the pipeline see those of their own process.
     """
-    specs = [pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)]
+    specs = [
+        pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)
+    ]
     for spec in specs:
         check_sources(spec, sources or {})
     set_urls(database_url, redis_url, sources or {})
@@ -95,7 +97,9 @@ def run(  # noqa: PLR0913  the options of a run
         suppress(StartEndedError),
     ):
         needed, attempts = len(tasks) + len(frames), SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS
-        spark = spark_session(needed, master=master, conf=conf, attempts=attempts, stop=stop, directory=java)
+        spark = spark_session(
+            needed, master=master, conf=conf, attempts=attempts, stop=stop, directory=java
+        )
         spark.dataSource.register(EpochsSource)
         schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
         reports = _Reports(observer)
@@ -113,25 +117,46 @@ def run(  # noqa: PLR0913  the options of a run
         def stopped() -> bool:
             return bool(reports.failures) or stop()
 
-        setups = [WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames]
-        sets = SetBasedConsumers(spark, [FrameWorker(spark, s) for s in setups], reports.receive, reports.failures)
-        query = EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames) if tasks else None
+        setups = [
+            WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames
+        ]
+        sets = SetBasedConsumers(
+            spark, [FrameWorker(spark, s) for s in setups], reports.receive, reports.failures
+        )
+        query = (
+            EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames)
+            if tasks
+            else None
+        )
         with jvm_errors("running on Spark"):
             try:
                 # also here: it waits for the end of a JVM that is dying
                 with jvm_errors("running on Spark"):
                     schedule.wait_for_slots(stopped)
                     ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
-                    log.info("running", queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])], **ui)
+                    log.info(
+                        "running",
+                        queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])],
+                        **ui,
+                    )
                     sets.start(stopped)
-                    _supervise(query, schedule, control, stopped, pipeline.observers, _find_needed(java, spark))
+                    _supervise(
+                        query,
+                        schedule,
+                        control,
+                        stopped,
+                        pipeline.observers,
+                        _find_needed(java, spark),
+                    )
             finally:
                 control.stop_tasks()
                 sets.finish()
                 if is_jvm_alive():
                     _stop_spark(spark, control)
                 control.close()
-                log.info("stopped", **{name: count for name, count in reports.totals.items() if count})
+                log.info(
+                    "stopped", **{name: count for name, count in reports.totals.items() if count}
+                )
             if reports.failures:
                 raise reports.failures[0]
 
@@ -170,7 +195,9 @@ def _find_needed(java: str, spark: SparkSession) -> str | None:
 
     None if Spark has them on other machines, as on a cluster.
     """
-    return java if any(java in value for _, value in spark.sparkContext.getConf().getAll()) else None
+    return (
+        java if any(java in value for _, value in spark.sparkContext.getConf().getAll()) else None
+    )
 
 
 def _supervise(
@@ -203,7 +230,9 @@ def _supervise(
         waiting.wait(0.1)
 
 
-def _listen(spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule) -> ControlServer:
+def _listen(
+    spark: SparkSession, receive: Callable[[Line], None], schedule: Schedule
+) -> ControlServer:
     """Opens the control channel at the addresses that Spark's own settings name."""
     settings = spark.sparkContext.getConf()
     return ControlServer(

@@ -57,7 +57,12 @@ class Task:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Parses the task from JSON of its fields."""
-        return cls(tuple(Part(part["consumer"], tuple(part["pieces"]), part["share"]) for part in values["parts"]))
+        return cls(
+            tuple(
+                Part(part["consumer"], tuple(part["pieces"]), part["share"])
+                for part in values["parts"]
+            )
+        )
 
 
 def find_pieces(channel: Channel) -> Pieces:
@@ -87,7 +92,9 @@ def assign(consumers: Mapping[str, Pieces], slots: int, *, streamers: int = 1) -
     spare = min(slots - count_pieces(consumers), slots // 4)
     desired = max(1, spare, slots // SLOTS_PER_STREAMER)
     count = min(desired, max(1, slots - len(consumers)), streamers)
-    first = [Part(None, share=f"{number + 1}/{count}" if count > 1 else "") for number in range(count)]
+    first = [
+        Part(None, share=f"{number + 1}/{count}" if count > 1 else "") for number in range(count)
+    ]
     unsplit = [Part(name, tuple(pieces)) for name, pieces in consumers.items()]
     if len(first) + len(unsplit) <= slots:
         split = _split(consumers, slots - len(first))

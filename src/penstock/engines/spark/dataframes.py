@@ -59,11 +59,20 @@ class FramePlaces:
     name_together = "dataframes"
     is_bulk = True
 
-    def __init__(self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader) -> None:
-        self.batch, self._namespace, self._journal, self._reader = RECORDS_A_BATCH, scope.namespace, journal, reader
+    def __init__(
+        self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader
+    ) -> None:
+        self.batch, self._namespace, self._journal, self._reader = (
+            RECORDS_A_BATCH,
+            scope.namespace,
+            journal,
+            reader,
+        )
         self._dead_letters = DeadLetters(consumer)
 
-    def follow(self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Place]) -> "FrameFollower":
+    def follow(
+        self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Place]
+    ) -> "FrameFollower":
         """Has Spark read the records."""
         return FrameFollower(client, self._namespace, self._reader, evicted, on_unusable)
 
@@ -85,7 +94,12 @@ class FramePlaces:
     name_in_log = describe
 
     def find_missing(
-        self, read: Read, shard: ShardName, after: Offset, before: Offset, _limit: Limit | None = None
+        self,
+        read: Read,
+        shard: ShardName,
+        after: Offset,
+        before: Offset,
+        _limit: Limit | None = None,
     ) -> Sequence[Place]:
         """Has Spark read them, once it is certain that the journal has the first."""
         self._journal.backfill(read, shard, after, before, Limit(1))
@@ -141,7 +155,9 @@ class FrameFollower:
         self._due_before: dict[ShardName, OffsetRange] = {}
         self._found: dict[ShardName, FrameSpan] = {}
 
-    def wait(self, positions: Mapping[ShardName, Offset], block_ms: int | None) -> Mapping[ShardName, FrameSpan]:
+    def wait(
+        self, positions: Mapping[ShardName, Offset], block_ms: int | None
+    ) -> Mapping[ShardName, FrameSpan]:
         """Returns up to ``RECORDS_A_BATCH`` records after the positions.
 
         Waits up to ``block_ms`` for the first.  Shards whose next record has been evicted are
@@ -175,7 +191,8 @@ class FrameFollower:
         readable = {
             shard: extent
             for shard, extent in logs.items()
-            if extent.first <= positions[shard] + 1 or not self._evicted.note(shard, positions[shard], extent.first)
+            if extent.first <= positions[shard] + 1
+            or not self._evicted.note(shard, positions[shard], extent.first)
         }
         if logs and not readable:
             return None
@@ -185,7 +202,9 @@ class FrameFollower:
         end = share_limit(start, tails, RECORDS_A_BATCH, self._owed)
         return {span.shard: span for span in ranges_between(start, end)}
 
-    def _load(self, due: Mapping[ShardName, OffsetRange], shards: Sequence[ShardName]) -> dict[ShardName, FrameSpan]:
+    def _load(
+        self, due: Mapping[ShardName, OffsetRange], shards: Sequence[ShardName]
+    ) -> dict[ShardName, FrameSpan]:
         if not shards:
             return {}
         ranges = [due[shard] for shard in shards]
@@ -207,10 +226,15 @@ class FrameWorker(LogWorker[Place]):
         """Sets up; ``open`` connects."""
         self._spark = spark
         self._abandoned = threading.Event()
-        consumer, scope = replace(setup.consumer, handler=self._guard(setup.consumer.handler)), setup.scope
+        consumer, scope = (
+            replace(setup.consumer, handler=self._guard(setup.consumer.handler)),
+            setup.scope,
+        )
         urls = {"database_url": setup.database_url, "redis_url": setup.redis_url}
         journal = LocalJournal(consumer, setup.shards)
-        places = FramePlaces(consumer, scope, journal, RowReader(spark, consumer.channel, scope, **urls))
+        places = FramePlaces(
+            consumer, scope, journal, RowReader(spark, consumer.channel, scope, **urls)
+        )
         super().__init__(setup.of(consumer), journal, places)
         self._requested_retries = RequestedRetries(consumer, partial(make_frame, spark))
 
@@ -243,7 +267,9 @@ class FrameWorker(LogWorker[Place]):
                 return handler(session, frame)
             except Exception as error:
                 if self._abandoned.is_set() or is_spark_failure(error):
-                    raise ServerUnavailable(f"Spark failed under the handler: {type(error).__name__}") from error
+                    raise ServerUnavailable(
+                        f"Spark failed under the handler: {type(error).__name__}"
+                    ) from error
                 if (reported := in_one_line(error)) is not None:
                     raise reported from error
                 raise

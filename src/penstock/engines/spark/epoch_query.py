@@ -41,7 +41,9 @@ PATIENCE_S = 4.0
 class Schedule:
     """Plans epochs for the driver."""
 
-    def __init__(self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int) -> None:
+    def __init__(
+        self, consumers: Mapping[str, Pieces], slots: Slots, *, streamers: int, reserved: int
+    ) -> None:
         """Plans nothing yet.  Leaves ``reserved`` slots to other queries, if one more remains."""
         self._consumers, self._streamers = consumers, streamers
         self._most = count_pieces(consumers) + min(1, streamers)

@@ -71,7 +71,9 @@ class EpochsSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """Makes the reader."""
         end_quietly()
-        return adapt_reader(EpochsReader({key.lower(): value for key, value in self.options.items()}))
+        return adapt_reader(
+            EpochsReader({key.lower(): value for key, value in self.options.items()})
+        )
 
 
 class EpochsReader(DataSourceStreamReader):
@@ -123,7 +125,9 @@ class EpochsReader(DataSourceStreamReader):
                 self._run(task, lambda: monotonic() >= deadline or not control.is_open(), counter)
             except PenstockError as error:
                 # Spark must not retry it: the driver raises it again.
-                control.send({"error": type(error).__name__, "message": str(error), "task": str(task)})
+                control.send(
+                    {"error": type(error).__name__, "message": str(error), "task": str(task)}
+                )
             counter.send()
             control.finish()
 
@@ -148,7 +152,10 @@ class EpochsReader(DataSourceStreamReader):
             return lambda stop: streamer.run(
                 stop,
                 lambda did: counter.add(
-                    sequenced=did.sequenced, published=did.added, resent=did.known, removed=did.removed
+                    sequenced=did.sequenced,
+                    published=did.added,
+                    resent=did.known,
+                    removed=did.removed,
                 ),
             )
         worker = self._make_worker(pipeline, part.consumer, part.pieces)
@@ -168,7 +175,9 @@ class EpochsReader(DataSourceStreamReader):
             share=parse_share(share) if share else WHOLE,
         )
 
-    def _make_worker(self, pipeline: "Pipeline", name: str, pieces: Sequence[Any]) -> "Runner[Consumed]":
+    def _make_worker(
+        self, pipeline: "Pipeline", name: str, pieces: Sequence[Any]
+    ) -> "Runner[Consumed]":
         from penstock.consuming import make_worker  # noqa: PLC0415  the same
 
         database_url, redis_url = map(find_url, URLS)
@@ -177,7 +186,9 @@ class EpochsReader(DataSourceStreamReader):
         return make_worker(pipeline, consumer, database_url, redis_url, **options)
 
 
-def _narrow(consumer: "ConsumerSpec", pieces: Sequence[Any]) -> "tuple[ConsumerSpec, dict[str, Any]]":
+def _narrow(
+    consumer: "ConsumerSpec", pieces: Sequence[Any]
+) -> "tuple[ConsumerSpec, dict[str, Any]]":
     """Narrows a consumer to these pieces; returns it with the options of its worker."""
     log = consumer.channel
     if not (isinstance(log, LogChannel) and log.sources):

@@ -28,7 +28,9 @@ class LoadedRows:
     A handler may compute with them as often as it likes.
     """
 
-    def __init__(self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]) -> None:
+    def __init__(
+        self, spark: SparkSession, store: RecordStore, ranges: Sequence[OffsetRange]
+    ) -> None:
         self._spark, self._store, self._ranges = spark, store, ranges
         self._frame: DataFrame | None = None
 
@@ -37,7 +39,9 @@ class LoadedRows:
         if self._frame is None:
             with reading_errors(str(self)):
                 tasks = plan_tasks(self._ranges, None)
-                frame = read_in_tasks(self._spark, BatchReader(self._store).read, tasks, SPARK_SCHEMA)
+                frame = read_in_tasks(
+                    self._spark, BatchReader(self._store).read, tasks, SPARK_SCHEMA
+                )
                 frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
                 # The checkpoint will move past every one of them.
                 count, expected = frame.count(), sum(map(len, self._ranges))
@@ -96,7 +100,11 @@ def select(spans: Sequence[FrameSpan]) -> DataFrame:
     for span in spans:
         together.setdefault(span.rows, []).append(span.condition)
     return reduce(
-        DataFrame.union, (rows.load().where(reduce(Column.__or__, conditions)) for rows, conditions in together.items())
+        DataFrame.union,
+        (
+            rows.load().where(reduce(Column.__or__, conditions))
+            for rows, conditions in together.items()
+        ),
     )
 
 
@@ -104,7 +112,13 @@ class RowReader:
     """Makes rows of a log, and remembers them."""
 
     def __init__(
-        self, spark: SparkSession, channel: Channel, scope: Scope, *, database_url: str, redis_url: str
+        self,
+        spark: SparkSession,
+        channel: Channel,
+        scope: Scope,
+        *,
+        database_url: str,
+        redis_url: str,
     ) -> None:
         options = {
             "channel": channel.name,
@@ -152,7 +166,9 @@ class RowReader:
 
 
 def _spans(rows: LoadedRows, ranges: Sequence[OffsetRange]) -> dict[ShardName, FrameSpan]:
-    return {span.shard: FrameSpan(rows, span.shard, range(span.first, span.last + 1)) for span in ranges}
+    return {
+        span.shard: FrameSpan(rows, span.shard, range(span.first, span.last + 1)) for span in ranges
+    }
 
 
 def make_frame(spark: SparkSession, record: Record) -> DataFrame:

@@ -120,7 +120,9 @@ def reading_errors(subject: str) -> Iterator[None]:
         match = _OF_PENSTOCK.search(str(error))
         if match is None:
             # Not Spark's text, which may quote what it has read.
-            raise ServerUnavailable(f"reading {subject} on Spark: {type(error).__name__}") from error
+            raise ServerUnavailable(
+                f"reading {subject} on Spark: {type(error).__name__}"
+            ) from error
         kind, message = getattr(errors, match[1]), match[2].strip()
         if issubclass(kind, (ForeignLog, CodecMissing)):
             raise kind(message) from error

@@ -115,7 +115,9 @@ class Advice:
         waiting = f"{self.load.backlog:,} records wait"
         if self.rate is None:
             return f"there are no requests, so nobody does the work; {waiting}. Run: penstock run"
-        load = f"{self.load.arrivals_s:.3g} records/s at {self.requests_s:.3g} requests/s, {waiting}"
+        load = (
+            f"{self.load.arrivals_s:.3g} records/s at {self.requests_s:.3g} requests/s, {waiting}"
+        )
         if self.keeps_up:
             return f"a rate of {self.rate:.2g} keeps up: {load}"
         return f"not even a rate of 1 keeps up: {load}. Take larger slices, or run: penstock run"
@@ -175,7 +177,10 @@ class Advisor:
         if len(self._seen) < 2:  # noqa: PLR2004  arrivals are a difference
             return {}
         requests_s = self._requests_s() * self._processes
-        return {name: advise(requests_s, load, records=self._records) for name, load in self._loads().items()}
+        return {
+            name: advise(requests_s, load, records=self._records)
+            for name, load in self._loads().items()
+        }
 
     def observe(self, gauges: Gauges) -> None:
         """Takes a measurement, and sets the rates within their bounds."""
@@ -202,7 +207,9 @@ class Advisor:
     def _requests(self) -> int:
         """Returns the requests so far: those of the chore that has seen most."""
         counters = self._recruiter.counters()
-        return max((counters[name].enlisted for name in self._bounds if name in counters), default=0)
+        return max(
+            (counters[name].enlisted for name in self._bounds if name in counters), default=0
+        )
 
     def _requests_s(self) -> float:
         """Returns the requests a second of this process, since a measurement not too recent."""
@@ -213,7 +220,11 @@ class Advisor:
     def _loads(self) -> dict[str, Load]:
         (first, _), (last, _) = self._seen
         seconds = last.measured_at - first.measured_at
-        loads = {"stream": Load((last.staged - first.staged) / seconds, last.unsequenced + last.unpublished)}
+        loads = {
+            "stream": Load(
+                (last.staged - first.staged) / seconds, last.unsequenced + last.unpublished
+            )
+        }
         for name, lag in last.consumers.items():
             earlier = first.consumers.get(name, lag)
             loads[f"consume.{name}"] = Load((lag.ever - earlier.ever) / seconds, lag.records)

@@ -99,7 +99,8 @@ class Chores:
         """
         if records < 1 or not timeout_s > 0:
             raise DeclarationError(
-                f"records is {records} and timeout_s {timeout_s}; they take 1 and more than 0 seconds"
+                f"records is {records} and timeout_s {timeout_s}; they take 1 and more than 0 "
+                "seconds"
             )
         if unknown := options.keys() - {"prepare"}:
             raise DeclarationError(f"chores have no option {min(unknown)}")
@@ -203,10 +204,14 @@ class Chores:
         """
         most = rate if max_rate is None else max_rate
         if not 0 < rate <= most <= 1:
-            raise InvalidChore("rate", f"is {rate}, up to {most}; it takes more than 0 and at most 1")
+            raise InvalidChore(
+                "rate", f"is {rate}, up to {most}; it takes more than 0 and at most 1"
+            )
         others = sum(recruiter.rates().values())
         if others + most > 1 + TOLERANCE:
-            raise InvalidChore("rate", f"may rise to {most}, and other jobs have {others:g} already: more than 1")
+            raise InvalidChore(
+                "rate", f"may rise to {most}, and other jobs have {others:g} already: more than 1"
+            )
         chores = self.all(consumers)
         shares = {chore.name: chore.weight / sum(c.weight for c in chores) for chore in chores}
         advisor = Advisor(

@@ -70,7 +70,9 @@ class WSGIEnlister:
         """
         self._app, self._recruiter = app, recruiter
 
-    def __call__(self, environ: MutableMapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def __call__(
+        self, environ: MutableMapping[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         """Serves a request; the response enlists when it is closed."""
         response = self._app(environ, start_response)
         wrapper = environ.get("wsgi.file_wrapper")

@@ -96,7 +96,10 @@ class JobFailureLog:
         # The frames, outermost first: the last two parts of each path, line and function; no
         # values.
         walked = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
-        codes = [(Path(frame.f_code.co_filename).parts[-2:], line, frame.f_code.co_name) for frame, line in walked]
+        codes = [
+            (Path(frame.f_code.co_filename).parts[-2:], line, frame.f_code.co_name)
+            for frame, line in walked
+        ]
         frames = [f"{'/'.join(parts)}:{line} in {name}" for parts, line, name in codes]
         kind = type(error).__name__
         if self._is_due((name, kind, *frames[-1:])):
@@ -136,7 +139,9 @@ class Limits:
 class JobThread:
     """A thread for jobs, and its running job."""
 
-    def __init__(self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]) -> None:
+    def __init__(
+        self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]
+    ) -> None:
         """Sets up; the thread starts with the first job, and calls ``report`` after each."""
         self._limits, self._failures, self._report = limits, failures, report
         self._inbox: queue.SimpleQueue[Assignment | None] | None = None
@@ -152,7 +157,11 @@ class JobThread:
 
         Raises ``RuntimeError`` if the thread cannot be started.
         """
-        if self._ends or self.running is not None or not (self._inbox is None or self._inbox.empty()):
+        if (
+            self._ends
+            or self.running is not None
+            or not (self._inbox is None or self._inbox.empty())
+        ):
             return False
         if self._thread is None and not self._start():
             return False
@@ -280,7 +289,9 @@ If that hangs too, no job is done until one returns.
 class ThreadSupervisor:
     """Hands jobs to the thread in charge, and replaces it when it hangs."""
 
-    def __init__(self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]) -> None:
+    def __init__(
+        self, limits: Limits, failures: JobFailureLog, report: Callable[[Assignment], None]
+    ) -> None:
         """As ``JobThread``."""
         self._limits, self._failures, self._report = limits, failures, report
         self._hung: list[JobThread] = []
@@ -319,7 +330,9 @@ class ThreadSupervisor:
         hung = [*(other for other in self._hung if other.is_alive()), thread]
         if len(hung) > MAX_HUNG:
             if not self._is_stuck:
-                _log_aside("%d threads hang in their jobs: no job is done until one returns", len(hung))
+                _log_aside(
+                    "%d threads hang in their jobs: no job is done until one returns", len(hung)
+                )
             self._is_stuck = True
             return thread
         self._is_stuck = False

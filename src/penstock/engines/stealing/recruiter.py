@@ -33,7 +33,12 @@ class Recruiter:
     _ending: "finalize[..., Any] | None" = None
 
     def __init__(
-        self, budget_s: float = 0.1, *, hangs_s: float = 60.0, idle_s: float = 30.0, report: Report | None = None
+        self,
+        budget_s: float = 0.1,
+        *,
+        hangs_s: float = 60.0,
+        idle_s: float = 30.0,
+        report: Report | None = None,
     ) -> None:
         """Sets up; nothing is started.
 
@@ -53,10 +58,13 @@ class Recruiter:
         times: dict[str, object] = {"budget_s": budget_s, "hangs_s": hangs_s, "idle_s": idle_s}
         for name, value in times.items():
             if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-                raise DeclarationError(f"{name}={value!r} of a recruiter: take a number of seconds above 0")
+                raise DeclarationError(
+                    f"{name}={value!r} of a recruiter: take a number of seconds above 0"
+                )
         if hangs_s <= budget_s:
             raise DeclarationError(
-                f"hangs_s={hangs_s!r} of a recruiter is within budget_s={budget_s!r}; take a longer time"
+                f"hangs_s={hangs_s!r} of a recruiter is within budget_s={budget_s!r}; take a "
+                "longer time"
             )
         self._limits = Limits(budget_s, hangs_s, idle_s)
         self._report = report
@@ -123,7 +131,9 @@ class Recruiter:
 
     def counters(self) -> Mapping[str, JobCounters]:
         """Returns the counters of each job in this process, in the order of installation."""
-        return {assignment.name: self._counters(assignment) for assignment in self._sampler.assignments}
+        return {
+            assignment.name: self._counters(assignment) for assignment in self._sampler.assignments
+        }
 
     def close(self) -> None:
         """Ends the thread: ends a running job's budget and waits for it, up to 1 s.
@@ -139,7 +149,9 @@ class Recruiter:
         self._calls = AtomicCounter()
         self._failures = JobFailureLog()
         self._sampler = Sampler(assignments)
-        self._supervisor = ThreadSupervisor(self._limits, self._failures, _refer_weakly(self._call_report))
+        self._supervisor = ThreadSupervisor(
+            self._limits, self._failures, _refer_weakly(self._call_report)
+        )
         if self._ending is not None:  # the parent's
             self._ending.detach()
         self._ending = finalize(self, self._supervisor.stop, 0.0)
@@ -147,7 +159,10 @@ class Recruiter:
 
     def _exchange(self, name: str, others: Sequence[Assignment]) -> None:
         out = self._sampler.find(name)
-        groups = ([assignment] if assignment is not out else others for assignment in self._sampler.assignments)
+        groups = (
+            [assignment] if assignment is not out else others
+            for assignment in self._sampler.assignments
+        )
         self._sampler = Sampler([assignment for group in groups for assignment in group])
 
     def _counters(self, assignment: Assignment) -> JobCounters:
@@ -182,7 +197,8 @@ _recruiters: WeakSet[Recruiter] = WeakSet()
 def _begin_in_child() -> None:
     """Starts anew after a fork: the child has no thread of its parent, and counts from 0."""
     for recruiter in list(_recruiters):
-        recruiter._begin([Assignment(e.name, e.job, e.rate, 0) for e in recruiter._sampler.assignments])  # noqa: SLF001
+        assignments = recruiter._sampler.assignments  # noqa: SLF001  a recruiter's own module
+        recruiter._begin([Assignment(e.name, e.job, e.rate, 0) for e in assignments])  # noqa: SLF001
 
 
 def _close_all() -> None:

@@ -87,8 +87,12 @@ class JobTally:
 
     def read(self, enlisted: int) -> JobCounters:
         """Returns the counters; ``enlisted`` is counted by the recruiter."""
-        finished, dismissed, aborted, failed = (self._outcomes[outcome].read() for outcome in Outcome)
-        return JobCounters(enlisted, self.recruited.read(), dismissed, finished, aborted, failed, self._seconds)
+        finished, dismissed, aborted, failed = (
+            self._outcomes[outcome].read() for outcome in Outcome
+        )
+        return JobCounters(
+            enlisted, self.recruited.read(), dismissed, finished, aborted, failed, self._seconds
+        )
 
 
 TOLERANCE = 1e-9
@@ -143,7 +147,9 @@ def _check(assignment: Assignment, others: Sequence[str]) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidChore("name", f"of a job is empty or no text: {name!r}")
     if name in others:
-        raise InvalidChore("name", f"{name!r} is already installed; uninstall it first, or take another name")
+        raise InvalidChore(
+            "name", f"{name!r} is already installed; uninstall it first, or take another name"
+        )
     if not callable(assignment.job):
         raise InvalidChore("job", f"{name!r} cannot be called")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
@@ -154,4 +160,6 @@ def _check_sum(assignments: Sequence[Assignment]) -> None:
     total = fsum(assignment.rate for assignment in assignments)
     if total > 1 + TOLERANCE:
         rates = ", ".join(f"{assignment.name} {assignment.rate:g}" for assignment in assignments)
-        raise InvalidChore("rate", f"of all jobs together is {total:g}, above 1 ({rates}); lower one of them")
+        raise InvalidChore(
+            "rate", f"of all jobs together is {total:g}, above 1 ({rates}); lower one of them"
+        )

@@ -47,8 +47,15 @@ def summarise(status: Status) -> Gauges:
         unpublished=sum(max(0, records) for records in behind),
         sequenced=sum(shard.sequenced for shard in shards),
         ticked_s=status.tick_s,
-        consumers={consumer.consumer: _lag(consumer, channels.get(consumer.channel)) for consumer in status.consumers},
-        queued={name: _queued(channel) for name, channel in channels.items() if get_traits(channel.kind).has_jobs},
+        consumers={
+            consumer.consumer: _lag(consumer, channels.get(consumer.channel))
+            for consumer in status.consumers
+        },
+        queued={
+            name: _queued(channel)
+            for name, channel in channels.items()
+            if get_traits(channel.kind).has_jobs
+        },
     )
 
 
@@ -94,7 +101,14 @@ class Tools:
     """The connections of one thread, and the streamer and workers that use them."""
 
     def __init__(
-        self, pipeline: Pipeline, database: Database, redis_url: str, *, records: int, timeout_s: float, **options: Any
+        self,
+        pipeline: Pipeline,
+        database: Database,
+        redis_url: str,
+        *,
+        records: int,
+        timeout_s: float,
+        **options: Any,
     ) -> None:
         """Connects to nothing; see ``Chores`` for the arguments."""
         follow_application()
@@ -104,7 +118,11 @@ class Tools:
         self._timeouts = Timeouts(reply_s=timeout_s, statement_s=timeout_s, handler_s=5 * timeout_s)
         self._streamer: Streamer | None = None
         self._workers: dict[str, Worker] = {}
-        self._resume_at, self._backoff, self._repeats = 0.0, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S), Repeats()
+        self._resume_at, self._backoff, self._repeats = (
+            0.0,
+            Backoff(FIRST_PAUSE_S, MAX_PAUSE_S),
+            Repeats(),
+        )
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
         """Does a slice, unless a server has just failed.
@@ -142,7 +160,9 @@ class Tools:
     def measure(self) -> Gauges:
         """Reads how far the pipeline is behind."""
         with (
-            connect_postgres(self._database_url, application="measuring", timeouts=self._timeouts) as connection,
+            connect_postgres(
+                self._database_url, application="measuring", timeouts=self._timeouts
+            ) as connection,
             connect_redis(self._redis_url, timeouts=self._timeouts) as client,
         ):
             return summarise(status(Store(connection), client, self._pipeline))
