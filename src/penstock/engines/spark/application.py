@@ -77,9 +77,7 @@ def run(  # noqa: PLR0913  the options of a run
     since nothing depends on it.  ``observer`` is called with the events of all tasks, once a
     second; observers of the pipeline see those of their own process.
     """
-    specs = [
-        pipeline.get_consumer(n) for n in (pipeline.consumers if consumers is None else consumers)
-    ]
+    specs = [*map(pipeline.get_consumer, pipeline.consumers if consumers is None else consumers)]
     for spec in specs:
         check_sources(spec, sources or {})
     set_urls(database_url, redis_url, sources or {})
@@ -104,25 +102,18 @@ def run(  # noqa: PLR0913  the options of a run
         schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
         reports = _Reports(observer)
         control = _listen(spark, reports.receive, schedule)
-        options = {
-            "app": app,
-            "control": f"{control.address.host}:{control.address.port}",
-            "token": control.address.token,
-            "seconds": str(epoch_s),
-            "idle": str(idle_s),
-            "prepare": str(prepare).lower(),
-            "observed": str(observer is not None).lower(),
-        }
+        options = _query_options(app, control, epoch_s, idle_s, prepare, observer is not None)
 
         def stopped() -> bool:
             return bool(reports.failures) or stop()
 
-        setups = [
-            WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames
+        workers = [
+            FrameWorker(
+                spark, WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare)
+            )
+            for spec in frames
         ]
-        sets = SetBasedConsumers(
-            spark, [FrameWorker(spark, s) for s in setups], reports.receive, reports.failures
-        )
+        sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
         query = (
             EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames)
             if tasks
@@ -133,30 +124,17 @@ def run(  # noqa: PLR0913  the options of a run
                 # also here: it waits for the end of a JVM that is dying
                 with jvm_errors("running on Spark"):
                     schedule.wait_for_slots(stopped)
-                    ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
-                    log.info(
-                        "running",
-                        queries=[*(spec.name for spec in frames), *([EPOCHS] if tasks else [])],
-                        **ui,
-                    )
+                    _log_running(spark, [spec.name for spec in frames] + [EPOCHS] * bool(tasks))
                     sets.start(stopped)
-                    _supervise(
-                        query,
-                        schedule,
-                        control,
-                        stopped,
-                        pipeline.observers,
-                        _find_needed(java, spark),
-                    )
+                    directory = _find_needed(java, spark)
+                    _supervise(query, schedule, control, stopped, pipeline.observers, directory)
             finally:
                 control.stop_tasks()
                 sets.finish()
                 if is_jvm_alive():
                     _stop_spark(spark, control)
                 control.close()
-                log.info(
-                    "stopped", **{name: count for name, count in reports.totals.items() if count}
-                )
+                reports.log_totals()
             if reports.failures:
                 raise reports.failures[0]
 
@@ -172,6 +150,10 @@ class _Reports:
         self._observer = observer
         self.totals = dict.fromkeys(COUNTS, 0)
         self._counting = threading.Lock()
+
+    def log_totals(self) -> None:
+        """Logs what the run has done."""
+        log.info("stopped", **{name: count for name, count in self.totals.items() if count})
 
     def receive(self, line: Line) -> None:
         """Handles a line of a task: its counts, or the error that ended it; from any thread."""
@@ -228,6 +210,31 @@ def _supervise(
         if (epoch := schedule.outdated_epoch()) is not None:
             control.finish(epoch)
         waiting.wait(0.1)
+
+
+def _query_options(
+    app: str,
+    control: ControlServer,
+    epoch_s: float,
+    idle_s: float,
+    prepare: bool,  # noqa: FBT001
+    is_observed: bool,  # noqa: FBT001
+) -> dict[str, str]:
+    """Makes the options of the query's source, as text: tasks read them."""
+    return {
+        "app": app,
+        "control": f"{control.address.host}:{control.address.port}",
+        "token": control.address.token,
+        "seconds": str(epoch_s),
+        "idle": str(idle_s),
+        "prepare": str(prepare).lower(),
+        "observed": str(is_observed).lower(),
+    }
+
+
+def _log_running(spark: SparkSession, queries: list[str]) -> None:
+    ui = {"ui": spark.sparkContext.uiWebUrl} if spark.sparkContext.uiWebUrl else {}
+    log.info("running", queries=queries, **ui)
 
 
 def _listen(
