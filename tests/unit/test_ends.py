@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Ick, Log, Queue, Snooze, TenantLimits, Unique
 from penstock.channels.log.arguments import check_seconds
-from penstock.channels.queue.leases import Held
+from penstock.channels.queue.leases import LeaseState
 from penstock.channels.queue.queue_messages import Message, NewMessage, checked_count
 from penstock.channels.queue.rounds import ReaderOptions
 from penstock.channels.queue.shard import QueueShape
@@ -248,7 +248,7 @@ def noted(length: int) -> str:
 
 def settled(text: str) -> str:
     given = Message(0, "i", "t", "", 1, 0, 0, b"", "")
-    return Held(given, "token", 0.0).settlement("dead", reason=text).reason
+    return LeaseState(given, "token", 0.0).settlement("dead", reason=text).reason
 
 
 CUT: dict[str, tuple[Callable[[int], str], int]] = {

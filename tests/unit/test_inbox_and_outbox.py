@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock import Pipeline, Queue
-from penstock.channels.queue.leases import Held
+from penstock.channels.queue.leases import LeaseState
 from penstock.channels.queue.queue_messages import Message
 from penstock.clients import Lease
 from penstock.consuming.delivery import Counts
@@ -32,7 +32,7 @@ def make_lease(id_: str = "1", *, since_s: float = 0.0, **fields: Any) -> Lease:
     """A lease that was read some seconds ago."""
     message = Message(0, id_, "t", "", fields.pop("attempts", 1), 0, 0, b"", "", **fields)
     now = monotonic()
-    return Lease(cast("Any", None), cast("Any", None), Held(message, "token", now, begun_at=now - since_s))
+    return Lease(cast("Any", None), cast("Any", None), LeaseState(message, "token", now, begun_at=now - since_s))
 
 
 def make_ended(lease: Lease, **counts: Any) -> Ended:

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock.channels.queue.leases import FIRST_PAUSE_S, MAX_PAUSE_S, PROCESS, Held, LeaseBook, ProcessLeases, pause_s
+from penstock.channels.queue.leases import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    PROCESS,
+    LeaseBook,
+    LeaseState,
+    ProcessLeases,
+    pause_s,
+)
 from penstock.channels.queue.queue_messages import Message
 from penstock.channels.queue.rounds import CLUSTER_POLL_S, LEFT_OUT_S, MAX_WAIT_S, ReaderOptions, Rounds
 from penstock.channels.queue.shard import Company, QueueShape, TakenMessages, worker_name
@@ -175,8 +183,8 @@ def test_a_pause_is_doubled_by_each_attempt_up_to_its_maximum_and_at_least_half_
     assert (FIRST_PAUSE_S, MAX_PAUSE_S) == (1, 300)
 
 
-def make_held(**fields: Any) -> Held:
-    return Held(fields.pop("message", MESSAGE), "token", monotonic(), **fields)
+def make_held(**fields: Any) -> LeaseState:
+    return LeaseState(fields.pop("message", MESSAGE), "token", monotonic(), **fields)
 
 
 @pytest.mark.parametrize(("attempts", "outcome"), [(1, "retry"), (4, "retry"), (5, "dead"), (6, "dead")])
@@ -201,7 +209,7 @@ def test_a_settlement_says_how_long_the_work_took_since_it_began() -> None:
 
 def test_leases_are_extended_while_their_work_is_within_its_limit_and_they_are_ours() -> None:
     book, now = LeaseBook(limit_s=LONG_S), monotonic()
-    kinds: dict[str, Callable[[Message], Held]] = {
+    kinds: dict[str, Callable[[Message], LeaseState]] = {
         "new": lambda message: make_held(message=message),
         "long": lambda message: make_held(message=message, begun_at=now - LONG_S + 100),
         "hung": lambda message: make_held(message=message, begun_at=now - LONG_S - 1),

@@ -163,7 +163,7 @@ def how_to_resume(consumer: str, shard: ShardName, reason: str | None, has_lette
     return f"then, in this order: penstock dead-letters retry {consumer} --all, and {resume}"
 
 
-def how_to_go_past(consumer: str, shard: ShardName, last: Offset, *, in_source: bool) -> str:
+def skip_command(consumer: str, shard: ShardName, last: Offset, *, in_source: bool) -> str:
     """Returns the command that lets a halted shard go on behind offset ``last``.
 
     It goes on as if all up to it were applied.  ``in_source``: the shard is another source's, whose

@@ -93,7 +93,7 @@ def retry_conflicts(attempt: Callable[[], Result], pause: Pause) -> Result:
                 raise
 
 
-class Refusals:
+class UnavailableItems:
     """Items that a server has refused, and whether others were applied since.
 
     Only this process knows.
@@ -152,7 +152,7 @@ class Plans(Protocol[Item_contra]):
     def plan_pass(self, shard: ShardName, item: Item_contra, /) -> Planner[Delivered]:
         """Passes an item without an effect."""
 
-    def how_to_go_past(self, shard: ShardName, last: Offset, /) -> str:
+    def skip_command(self, shard: ShardName, last: Offset, /) -> str:
         """Returns the command by which a halted shard goes on behind items that are applied."""
 
 
@@ -180,7 +180,7 @@ class Deliverer(Generic[Item]):
         self._policy = Policy(consumer.attempts, consumer.on_poison)
         self._states: dict[ShardName, tuple[object, RetryState]] = {}
         self._repeats = Repeats()
-        self._refusals = Refusals()
+        self._refusals = UnavailableItems()
         self._failures = FailureLog(consumer.name)
 
     def deliver(
@@ -369,7 +369,7 @@ class Deliverer(Generic[Item]):
         """Stops the shard behind these items until an operator lets it go on."""
         if isinstance(failed.error, HandlerCommitted):
             last = failed.reached.get(delivery.shard, Offset(0))
-            why += f", then: {self._plans.how_to_go_past(delivery.shard, last)}"
+            why += f", then: {self._plans.skip_command(delivery.shard, last)}"
         item = self._items.describe(delivery.shard, part[0])
         text = f"{item} {why}" if len(part) == 1 else f"{len(part)} items from {item} {why}"
 

@@ -175,7 +175,7 @@ class IckMembers:
         """Identifies it by its bytes."""
         return member.member
 
-    def how_to_go_past(self, _shard: ShardName, _last: Offset) -> str:
+    def skip_command(self, _shard: ShardName, _last: Offset) -> str:
         """Returns the command that passes nothing: to process members again does no harm."""
         return f"penstock reset checkpoint {self._consumer.name} --resume --apply"
 

@@ -146,15 +146,15 @@ class LetterTrial:
         *,
         patience_s: float,
         superseded: bool = False,
-        heeds_pause: bool = False,
+        respects_pause: bool = False,
     ) -> None:
         """Sets up; ``make_frame`` is for a set-based consumer.
 
         ``patience_s`` is for a shard that another process holds.  ``superseded`` also retries those
-        of whose key a later record was applied; ``heeds_pause``: not while it is paused.
+        of whose key a later record was applied; ``respects_pause``: not while it is paused.
         """
         self._transaction, self._consumer = transaction, consumer
-        self._patience_s, self._heeds_pause = patience_s, heeds_pause
+        self._patience_s, self._respects_pause = patience_s, respects_pause
         self._make_frame = make_frame
         self._dead_letters = DeadLetters(consumer)
         self._is_ordered = consumer.channel.traits.keeps_records
@@ -196,7 +196,7 @@ class LetterTrial:
         shard = letter.place.shard
 
         def planner(store: Store[Executor], locked: Locked) -> TransactionPlan[Result]:
-            if shard not in locked or (self._heeds_pause and locked[shard].is_paused):
+            if shard not in locked or (self._respects_pause and locked[shard].is_paused):
                 raise _ShardBusy
             return plan(store, locked)
 
@@ -341,7 +341,11 @@ class RequestedRetries:
             self._ask_at = 0.0  # another worker has taken some of them
             return
         trial = LetterTrial(
-            transaction, self._consumer, self._make_frame, patience_s=PATIENCE_S, heeds_pause=True
+            transaction,
+            self._consumer,
+            self._make_frame,
+            patience_s=PATIENCE_S,
+            respects_pause=True,
         )
         for letter in letters:
             self._retry_one(transaction, trial, letter)

@@ -84,7 +84,7 @@ def make_queue_batch(batch: Batch) -> tuple[QueueBatch, list[Due]]:
     return queue_batch, far
 
 
-def apart(shard: ShardName, epoch: Epoch, rows: Iterable[Sequence[Any]]) -> QueueBatch:
+def unordered_batch(shard: ShardName, epoch: Epoch, rows: Iterable[Sequence[Any]]) -> QueueBatch:
     """Returns a batch outside the order: the position does not move."""
     messages = [make_queued(BEGINNING, row) for row in rows]
     return QueueBatch(shard, epoch, BEGINNING, BEGINNING, False, (), messages)
@@ -448,7 +448,7 @@ class Queues:
         if not rows:
             return set()
         finished = [record for record, id_, *_ in rows if id_ is None]
-        batch = apart(
+        batch = unordered_batch(
             shard, self._epoch, (message for _, *message in rows if message[0] is not None)
         )
         written = self._write(batch)

@@ -13,7 +13,7 @@ from fixtures.constants import SetConstants
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage, inspection
-from penstock.channels.queue.leases import PROCESS, Held, LeaseBook
+from penstock.channels.queue.leases import PROCESS, LeaseBook, LeaseState
 from penstock.channels.queue.queue_messages import Message
 from penstock.clients import FairQueue
 from penstock.declaring.unique import TenantLimits
@@ -94,7 +94,7 @@ def test_beside_a_message_that_is_to_be_alone_no_reader_of_the_process_takes_ano
     """Until its lease has ended."""
     queue.write("t", "x")
     readers, message = PROCESS.readers, Message(0, "1", "t", "", 1, 0, 0, b"", "", is_alone=True)
-    other, alone = LeaseBook(limit_s=1000.0), Held(message, "token", monotonic())
+    other, alone = LeaseBook(limit_s=1000.0), LeaseState(message, "token", monotonic())
     other.add([alone])
     with queue.reader(isolates=True) as reader:
         PROCESS.add(other)

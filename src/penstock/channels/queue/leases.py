@@ -30,7 +30,7 @@ HEARTBEATS = 3
 
 
 @dataclass
-class Held:
+class LeaseState:
     """A message under a lease of this reader."""
 
     message: Message
@@ -82,7 +82,7 @@ def pause_s(attempts: int, first_s: float = FIRST_PAUSE_S) -> float:
     return random.uniform(longest / 2, longest)  # noqa: S311  not for secrets
 
 
-def stale(lease: Held) -> StaleLease:
+def stale(lease: LeaseState) -> StaleLease:
     """Returns the error of a lease that has ended."""
     lease.is_stale = True
     return StaleLease(
@@ -98,32 +98,32 @@ class LeaseBook:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._held: dict[tuple[int, str], Held] = {}
+        self._held: dict[tuple[int, str], LeaseState] = {}
         self._lock = Lock()
 
-    def add(self, leases: Sequence[Held]) -> None:
+    def add(self, leases: Sequence[LeaseState]) -> None:
         """Adds leases that were handed over."""
         with self._lock:
             self._held.update({lease.place: lease for lease in leases})
 
-    def remove(self, leases: Sequence[Held]) -> None:
+    def remove(self, leases: Sequence[LeaseState]) -> None:
         """Removes leases that have ended."""
         with self._lock:
             for lease in leases:
                 self._held.pop(lease.place, None)
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[LeaseState]:
         """Returns all leases."""
         with self._lock:
             return list(self._held.values())
 
-    def to_extend(self) -> dict[int, list[Held]]:
+    def to_extend(self) -> dict[int, list[LeaseState]]:
         """Returns the leases of each shard whose work is within its time limit.
 
         A hung one is not kept alive.
         """
         oldest = monotonic() - self._limit_s
-        extendable: dict[int, list[Held]] = {}
+        extendable: dict[int, list[LeaseState]] = {}
         for lease in self.all():
             if lease.begun_at > oldest and not lease.is_stale:
                 extendable.setdefault(lease.message.shard, []).append(lease)
@@ -164,7 +164,7 @@ class ProcessLeases:
         """Returns the number of readers."""
         return len(self._books)
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[LeaseState]:
         """Returns the leases that have not been found to have ended."""
         return [lease for book in self._books for lease in book.all() if not lease.is_stale]
 
@@ -220,7 +220,7 @@ class LeaseHeartbeat:
             except PenstockError as error:  # it may be over by the next; else the lease ends
                 log.warning("heartbeat failed", shard_number=shard, error=type(error).__name__)
 
-    def _beat(self, shard: int, leases: Sequence[Held]) -> None:
+    def _beat(self, shard: int, leases: Sequence[LeaseState]) -> None:
         if (extend := self._extend()) is None:
             return
         asked_at = monotonic()

@@ -18,7 +18,7 @@ from penstock.channels.commands import AsyncRedisClient, RedisClient, RedisComma
 from penstock.channels.driving import Asynchronous, Blocking, Request, Sleep, Steps, both, drive
 from penstock.channels.isolation import UNUSABLE, UnusableShards
 from penstock.channels.queue.adoption import PlainStream, adopt
-from penstock.channels.queue.leases import PROCESS, Held, LeaseBook, LeaseHeartbeat, stale
+from penstock.channels.queue.leases import PROCESS, LeaseBook, LeaseHeartbeat, LeaseState, stale
 from penstock.channels.queue.queue_messages import checked_count
 from penstock.channels.queue.rounds import SWEEP_EVERY_S, OnError, ReaderOptions, Rounds
 from penstock.channels.queue.shard import QueueShape, QueueShard, Settlement, translated
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class _Lease(Generic[C, R]):
     """Operations of the lease of a message."""
 
-    def __init__(self, reader: R, client: C, held: Held) -> None:
+    def __init__(self, reader: R, client: C, held: LeaseState) -> None:
         """Made by a reader."""
         self._reader, self._client, self.held = reader, client, held
         self.message = held.message
@@ -156,7 +156,7 @@ class AsyncLease(_Lease[AsyncRedisClient, "AsyncQueueReader"], Asynchronous):
 class _QueueReader(Generic[C, L]):
     """Operations of a reader."""
 
-    _lease: Callable[[Any, C, Held], L]
+    _lease: Callable[[Any, C, LeaseState], L]
 
     def __init__(  # noqa: PLR0913  what can be chosen of a reader
         self,
@@ -321,7 +321,7 @@ class _QueueReader(Generic[C, L]):
         )
 
     def _settle(
-        self, leases: Sequence[Held], settlements: Sequence[Settlement]
+        self, leases: Sequence[LeaseState], settlements: Sequence[Settlement]
     ) -> Steps[list[bool]]:
         results: dict[tuple[int, str], bool] = {}
         failure: PenstockError | None = None
@@ -418,7 +418,7 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
     def confirm_all(self, leases: Sequence[Lease]) -> list[bool]:
         """Returns which leases are still ours; it asks for those of a shard in one call."""
         asked_at = monotonic()
-        groups: dict[tuple[int, bool], list[Held]] = {}
+        groups: dict[tuple[int, bool], list[LeaseState]] = {}
         for record in (lease.held for lease in leases):
             if not record.is_stale and asked_at - record.begun_at <= self.options.limit_s:
                 is_new = asked_at - record.extended_at < self.options.lease_s / 2
@@ -430,7 +430,7 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
         return [ours.get(lease.held.place, False) for lease in leases]
 
     def _confirm(
-        self, number: int, leases: Sequence[Held], asked_at: float, *, is_new: bool
+        self, number: int, leases: Sequence[LeaseState], asked_at: float, *, is_new: bool
     ) -> list[bool]:
         """Asks a shard for leases, and extends them unless they are new."""
         shard = self._rounds.shape.shards[number]

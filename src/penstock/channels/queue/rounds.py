@@ -11,7 +11,7 @@ import structlog
 
 from penstock.channels.driving import Steps
 from penstock.channels.isolation import UNUSABLE, UnusableShards
-from penstock.channels.queue.leases import PROCESS, Held, LeaseBook
+from penstock.channels.queue.leases import PROCESS, LeaseBook, LeaseState
 from penstock.channels.queue.shard import Company, QueueShape, QueueShard, Settlement, TakenMessages
 from penstock.declaring.kinds import MAX_STREAMS
 from penstock.display import format_count
@@ -173,7 +173,9 @@ class Rounds:
             company=company,
         )
 
-    def taken(self, shard: QueueShard, messages: TakenMessages) -> tuple[list[Held], list[Held]]:
+    def taken(
+        self, shard: QueueShard, messages: TakenMessages
+    ) -> tuple[list[LeaseState], list[LeaseState]]:
         """Keeps the messages of a shard; returns those to work on, and the exhausted ones.
 
         Exhausted are messages that were handed over too often.
@@ -184,13 +186,15 @@ class Rounds:
         if messages.due_s is not None:
             self.due_at = min(self.due_at, monotonic() + messages.due_s)
         self.report_lost(shard, messages.lost)
-        leases = [Held(message, request, extended_at=asked_at) for message in messages.messages]
+        leases = [
+            LeaseState(message, request, extended_at=asked_at) for message in messages.messages
+        ]
         self.book.add(leases)
         good = [lease for lease in leases if lease.message.attempts <= self.options.attempts]
         return good, [lease for lease in leases if lease.message.attempts > self.options.attempts]
 
     def by_shard(
-        self, leases: Sequence[Held], settlements: Sequence[Settlement]
+        self, leases: Sequence[LeaseState], settlements: Sequence[Settlement]
     ) -> Iterator[tuple[QueueShard, list[Settlement]]]:
         """Yields the settlements of each shard that has some."""
         for shard in self.shape.shards:
@@ -248,7 +252,7 @@ class Rounds:
             return min(seconds, LEFT_OUT_S)
         return min(seconds, CLUSTER_POLL_S) if self.is_cluster and wakes > 1 else None
 
-    def exhausted(self, leases: Sequence[Held]) -> list[Settlement]:
+    def exhausted(self, leases: Sequence[LeaseState]) -> list[Settlement]:
         """Dead-letters messages that were handed over too often.
 
         The work on them ended each time without an outcome.

@@ -93,7 +93,7 @@ class EvictedRecords(Generic[Placed]):
         self._held.pop(shard, None)
 
 
-class Follows(Protocol[Placed_co]):
+class LogReaderProtocol(Protocol[Placed_co]):
     """Reads records of a log: see ``Follower``."""
 
     def wait(
@@ -118,7 +118,7 @@ class JournalFollower(Generic[Placed]):
 
     def __init__(
         self,
-        follow: Callable[[], Follows[Placed]],
+        follow: Callable[[], LogReaderProtocol[Placed]],
         evicted: EvictedRecords[Placed],
         confirm: Confirm[Placed],
     ) -> None:

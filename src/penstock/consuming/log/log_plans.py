@@ -14,7 +14,7 @@ from penstock.channels.commands import RedisClient
 from penstock.channels.isolation import OnUnusable
 from penstock.channels.log.follower import Follower
 from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
-from penstock.consuming.dead_lettering import DeadLetters, break_circuit, how_to_go_past
+from penstock.consuming.dead_lettering import DeadLetters, break_circuit, skip_command
 from penstock.consuming.deliverer import Items
 from penstock.consuming.delivery import (
     Comparison,
@@ -25,7 +25,7 @@ from penstock.consuming.delivery import (
     get_offsets,
 )
 from penstock.consuming.journals import Journal, Limit, Read, within
-from penstock.consuming.log.journal_follower import EvictedRecords, Follows
+from penstock.consuming.log.journal_follower import EvictedRecords, LogReaderProtocol
 from penstock.consuming.transaction import Locked, Planner, TransactionPlan
 from penstock.database.executor import Executor
 from penstock.database.store import Store
@@ -44,7 +44,7 @@ class LogItems(Items[Placed], Protocol[Placed]):
 
     def follow(
         self, client: RedisClient, on_unusable: OnUnusable, evicted: EvictedRecords[Placed], /
-    ) -> Follows[Placed]:
+    ) -> LogReaderProtocol[Placed]:
         """Follows the log."""
 
     def load(self, records: Sequence[Placed], /) -> None:
@@ -182,9 +182,9 @@ class LogPlans(Generic[Placed]):
 
         return self._planner(shard, [item], partial(_left_alone, item), plan)
 
-    def how_to_go_past(self, shard: ShardName, last: Offset) -> str:
+    def skip_command(self, shard: ShardName, last: Offset) -> str:
         """Moves the checkpoint behind an offset."""
-        return how_to_go_past(self._consumer.name, shard, last, in_source=self._journal.in_source)
+        return skip_command(self._consumer.name, shard, last, in_source=self._journal.in_source)
 
     def _planner(
         self,
@@ -226,7 +226,7 @@ class LogPlans(Generic[Placed]):
         except Gap as error:
             why = str(error)
             if error.last is not None:
-                why += f": {self.how_to_go_past(checkpoint.shard, Offset(error.last))}"
+                why += f": {self.skip_command(checkpoint.shard, Offset(error.last))}"
             self._checkpoints.halt(store, checkpoint.shard, why)
             return TransactionPlan(Delivered(position=checkpoint.offset, halted=why))
 

@@ -25,7 +25,7 @@ from penstock.channels.queue.queue_reader import Lease
 from penstock.consuming.deliverer import (
     MAX_PAUSE_S,
     MAX_REMEMBERED,
-    Refusals,
+    UnavailableItems,
     is_long,
     retry_conflicts,
     spread,
@@ -111,7 +111,7 @@ class RetryStates:
 
     def __init__(self, consumer: str) -> None:
         self._of: dict[str, RetryState] = {}
-        self.refusals, self.log = Refusals(), FailureLog(consumer)
+        self.refusals, self.log = UnavailableItems(), FailureLog(consumer)
         self.cancelled: frozenset[str] = frozenset()
         self.halted: set[int] = set()
         # shards whose last attempt met a server that could not do it, and what it was
