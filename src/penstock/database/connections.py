@@ -90,15 +90,15 @@ class PostgresUrl:
 
 def parse_postgres_url(url: str) -> PostgresUrl:
     """Parses a URL; omits a driver's name after ``postgresql``."""
-    scheme, separator, rest = url.strip().partition("://")
+    scheme, separator, remainder = url.strip().partition("://")
     if not separator or scheme.partition("+")[0].lower() not in _SCHEMES:
         scheme_found = f", not with {scheme}://" if separator and _SCHEME.fullmatch(scheme) else ""
         raise InvalidSetting(f"database_url begins with postgresql://{scheme_found}: {EXAMPLE}")
-    if _BROKEN_ENCODING.search(rest):
+    if _BROKEN_ENCODING.search(remainder):
         raise InvalidSetting(f"database_url has a % without two hexadecimal digits: {_ENCODED}")
-    [authority, *_] = re.split(r"[/?#]", rest, maxsplit=1)
+    [authority, *_] = re.split(r"[/?#]", remainder, maxsplit=1)
     user, at_sign, hosts = authority.rpartition("@")
-    tail = rest[len(authority) :]
+    tail = remainder[len(authority) :]
     if "@" in tail or "#" in tail:
         raise InvalidSetting(f"database_url has a raw @ or # after its host: {_ENCODED}")
     parsed = PostgresUrl(

@@ -272,20 +272,22 @@ async def stage_many_async(
 
 
 def stage_jobs(
-    target: Target, records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]
+    target: Target, records: Iterable[Staging], *, to: Queue, **options: Unpack[_Rest]
 ) -> list[int]:
     """Stages jobs like ``stage_many``; returns their ids."""
     refuse_async(target, "stage_many")
     return _insert(
-        target, replace(_make_insertion(target, to, records, **rest), wants_ids=True), "stage_many"
+        target,
+        replace(_make_insertion(target, to, records, **options), wants_ids=True),
+        "stage_many",
     )
 
 
 async def stage_jobs_async(
-    target: "AsyncTarget", records: Iterable[Staging], *, to: Queue, **rest: Unpack[_Rest]
+    target: "AsyncTarget", records: Iterable[Staging], *, to: Queue, **options: Unpack[_Rest]
 ) -> list[int]:
     """``stage_jobs`` for async targets."""
-    insertion = replace(_make_insertion(target, to, records, **rest), wants_ids=True)
+    insertion = replace(_make_insertion(target, to, records, **options), wants_ids=True)
     return await _insert_async(target, insertion, "stage_many")
 
 
