@@ -48,9 +48,9 @@ def test_a_case_is_named_in_full_or_by_its_beginning(cases: list[Case]) -> None:
     assert named == ["stage-orm-100", "stage-core-1000"]
 
 
-@pytest.mark.parametrize("page", ["reference/bench.md", "explanation/icks.md"])
-def test_commands_in_the_docs_name_options_and_cases_that_exist(cases: list[Case], page: str) -> None:
-    commands = re.findall(r'make bench ARGS="(.*?)"', (ROOT / "docs" / page).read_text())
+def test_commands_in_the_docs_name_options_and_cases_that_exist(cases: list[Case]) -> None:
+    pages = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
+    commands = re.findall(r'make bench ARGS="(.*?)"', "\n".join(pages))
 
     assert commands
     for words in map(shlex.split, commands):

@@ -189,7 +189,7 @@ MAY: list[tuple[Verb, set[str]]] = [
     (retry_a_job, {"an_application"}),
     (drop_a_job, CONSUMERS),
     (cancel_a_job, {*WRITERS, "a_producer"}),
-    (list_the_jobs, {*WRITERS, "a_viewer"}),
+    (list_the_jobs, {*WRITERS, "a_viewer", "a_monitor"}),  # a monitor: without keys and names
     (move_a_job, CONSUMERS),
     (show_what_waits, {*CONSUMERS, "a_viewer", "a_monitor"}),
     (look_into_the_queue, READERS),

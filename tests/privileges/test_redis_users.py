@@ -275,7 +275,7 @@ def test_users_that_no_file_keeps_are_said_to_be_lost(
 
     assert (result.grade, result.message) == (
         "error",
-        "1 users are in the memory of Redis only: its restart loses them, and opens the default user",
+        "Redis keeps 1 user in memory only: a restart loses them, and opens the default user",
     )
     assert done.returncode == 5
     assert "Redis keeps its users in memory only" in done.stderr

@@ -306,6 +306,8 @@ def test_whenever_another_process_computes_its_value_or_a_newer_one_is_there_and
             assert pins.compute("monthly", lambda: "first", 60, wait_s=0) == b"first"
 
     pins.compute("another", lambda: "", 60)  # the scripts are loaded
+    with suppress(ZeroDivisionError):
+        pins.compute("failing", lambda: 1 / 0, 60)  # that which gives a lock back, too
     other: Any = Interrupted(plain, compute, number)
     found = PinnedKeys(other, "reports").compute("monthly", lambda: "second", 60)
     assert found == pins.get("monthly") == (b"first" if number <= 2 else b"second")

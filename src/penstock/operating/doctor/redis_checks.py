@@ -142,8 +142,8 @@ def users(context: CheckContext) -> Results:
     names = users_found.keys() - {"default"}
     if names and not path:
         yield error(
-            f"only the memory of Redis has {format_count(len(names), 'user')}: its restart loses "
-            "what is not saved, and opens the default user",
+            f"Redis keeps {format_count(len(names), 'user')} in memory only: a restart loses them, "
+            "and opens the default user",
             "start Redis with an ACL file or a configuration file, make the users again, then: "
             f"{SAVE}",
         )
