@@ -307,7 +307,7 @@ def test_whenever_another_process_computes_its_value_or_a_newer_one_is_there_and
 
     pins.compute("another", lambda: "", 60)  # the scripts are loaded
     with suppress(ZeroDivisionError):
-        pins.compute("failing", lambda: 1 / 0, 60)  # that which gives a lock back, too
+        pins.compute("failing", lambda: str(1 / 0), 60)  # that which gives a lock back, too
     other: Any = Interrupted(plain, compute, number)
     found = PinnedKeys(other, "reports").compute("monthly", lambda: "second", 60)
     assert found == pins.get("monthly") == (b"first" if number <= 2 else b"second")
