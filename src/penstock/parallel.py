@@ -39,11 +39,9 @@ class Backoff:
     """
 
     def __init__(self, first_s: float = 0.1, max_s: float | None = None) -> None:
-        self._first_s, self._max_s, self._attempts = (
-            first_s,
-            MAX_BACKOFF_S if max_s is None else max_s,
-            0,
-        )
+        self._first_s = first_s
+        self._max_s = MAX_BACKOFF_S if max_s is None else max_s
+        self._attempts = 0
 
     def next_s(self) -> float:
         """Returns the pause after one more failure, in seconds."""

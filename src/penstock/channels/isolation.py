@@ -91,11 +91,9 @@ class UnusableShards:
         if retry_s is None:
             costs_much = not is_new and isinstance(error, (DamagedJournal, UnpublishableRecord))
             retry_s = min(MAX_RETRY_S, 2 * self._retry_s[shard]) if costs_much else RETRY_EVERY_S
-        self.errors[shard], self._retry_s[shard], self._retry_at[shard] = (
-            error,
-            retry_s,
-            now + retry_s,
-        )
+        self.errors[shard] = error
+        self._retry_s[shard] = retry_s
+        self._retry_at[shard] = now + retry_s
         if is_new:
             self._on_new(shard, error)
         if self._repeats.is_due(shard, str(error)):

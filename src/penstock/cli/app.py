@@ -84,10 +84,8 @@ class _LazyCommand(TyperCommand):
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Returns the context of the real command or group: invoking it invokes that command."""
         words = arguments[1] if len(arguments) > 1 else options.get("args", ())
-        command, defaults = (
-            self._entry.load(),
-            _read_defaults(is_help=bool({"--help", "-h"} & set(words))),
-        )
+        command = self._entry.load()
+        defaults = _read_defaults(is_help=bool({"--help", "-h"} & set(words)))
         defaults |= {name: defaults.copy() for name in getattr(command, "commands", ())}
         return command.make_context(*arguments, default_map=defaults, **options)
 

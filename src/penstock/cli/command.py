@@ -159,10 +159,8 @@ def _describe(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
 
     Without a default it is an argument, unless its annotation makes it an option.
     """
-    kind, plain = (
-        parameter.annotation,
-        typer.Argument if parameter.default is parameter.empty else typer.Option,
-    )
+    kind = parameter.annotation
+    plain = typer.Argument if parameter.default is parameter.empty else typer.Option
     kind, shared = get_args(kind) if get_origin(kind) is Annotated else (kind, plain())
     option = copy(shared)
     option.help = text

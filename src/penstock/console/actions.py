@@ -377,10 +377,8 @@ def _plan_drop(servers: ActingServers, form: Form) -> Plan:
 
 def _plan_cancel(servers: ActingServers, form: Form) -> Plan:
     queue, job_filter, notes = _choose_jobs(servers, form)
-    is_one, is_tenant = (
-        len(job_filter.ids or ()) == 1,
-        replace(job_filter, tenant=None, up_to=None) == JobFilter(),
-    )
+    is_one = len(job_filter.ids or ()) == 1
+    is_tenant = replace(job_filter, tenant=None, up_to=None) == JobFilter()
     title = (
         f"Cancel job {(job_filter.ids or ('',))[0]} of {queue}"
         if is_one
@@ -396,7 +394,7 @@ def _plan_cancel(servers: ActingServers, form: Form) -> Plan:
                 "unless it commits at this moment."
             ),
         ),
-        replace(_JobChange(servers, queue, job_filter, form, notes), confirm=queue),
+        _JobChange(queue, job_filter, form, notes, confirm=queue),
         lambda: cancel_jobs(
             servers.store, servers.client if job_filter.state else None, queue, job_filter
         ),
@@ -420,7 +418,7 @@ def _plan_retry_jobs(servers: ActingServers, form: Form) -> Plan:
                 "Dead letters are staged again, as new jobs."
             ),
         ),
-        _JobChange(servers, queue, job_filter, form, notes),
+        _JobChange(queue, job_filter, form, notes),
         lambda: retry_jobs(servers.store, servers.client, queue, job_filter, apply=True),
     )
 
@@ -436,7 +434,7 @@ def _plan_move_due(servers: ActingServers, form: Form) -> Plan:
             f"They are due {'in' if isinstance(moment, timedelta) else 'at'} {text}.",
             "Those that a worker has, and those with a unique name, stay as they are.",
         ),
-        _JobChange(servers, queue, job_filter, form, notes, text),
+        _JobChange(queue, job_filter, form, notes, due=text),
         lambda: move_due(
             servers.store,
             servers.client,
@@ -451,13 +449,17 @@ def _plan_move_due(servers: ActingServers, form: Form) -> Plan:
 class _JobChange:
     """Jobs that an action changes."""
 
-    servers: ActingServers
     queue: str
     job_filter: JobFilter
     form: Form
     notes: tuple[str, ...]
     due: str = ""
     confirm: str = ""
+
+
+def _run_later(run: Callable[[], object]) -> Iterator[object]:
+    """Makes a step of a plan, which is run when it is asked for."""
+    yield run()
 
 
 def _make_jobs_plan(
@@ -483,7 +485,7 @@ def _make_jobs_plan(
         },
         f"/jobs?{urlencode({'queue': change.queue, **({} if 'id' in filters else filters)})}",
         lambda _: None,
-        (run() for _ in range(1)),
+        _run_later(run),
         confirm=change.confirm,
         notes=change.notes,
     )

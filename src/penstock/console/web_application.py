@@ -420,10 +420,8 @@ def _is_secure(request: Request) -> bool:
 
     It says so itself with a form, and the proxy with a link.
     """
-    origin, proxied = (
-        request.headers.get("origin", ""),
-        request.headers.get("x-forwarded-proto", ""),
-    )
+    origin = request.headers.get("origin", "")
+    proxied = request.headers.get("x-forwarded-proto", "")
     return "https" in {request.url.scheme, urlsplit(origin).scheme, proxied.lower()}
 
 

@@ -379,11 +379,9 @@ class Delivered(Counts):
     def add(self, delivered: "Delivered") -> None:
         """Adds the result of one transaction."""
         self.count(delivered)
-        self.position, self.halted, self.is_paused = (
-            delivered.position,
-            delivered.halted,
-            delivered.is_paused,
-        )
+        self.position = delivered.position
+        self.halted = delivered.halted
+        self.is_paused = delivered.is_paused
         self.held, self.waits_for = delivered.held, delivered.waits_for
         self.members.extend(delivered.members)
 

@@ -40,16 +40,12 @@ MAX_LINKS = 8
 """Most records whose headers are read for a span: each link costs as much as the delivery of two
 records."""
 
-SYSTEM, OPERATION, OPERATION_TYPE = (
-    "messaging.system",
-    "messaging.operation.name",
-    "messaging.operation.type",
-)
-CHANNEL, CONSUMER, SHARD = (
-    "messaging.destination.name",
-    "messaging.consumer.group.name",
-    "messaging.destination.partition.id",
-)
+SYSTEM = "messaging.system"
+OPERATION = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+CHANNEL = "messaging.destination.name"
+CONSUMER = "messaging.consumer.group.name"
+SHARD = "messaging.destination.partition.id"
 COUNT, RECORD, ERROR = "messaging.batch.message_count", "messaging.message.id", "error.type"
 ATTEMPT = "penstock.attempt"
 """Names of the attributes, by the messaging conventions of OpenTelemetry, which are in

@@ -120,10 +120,8 @@ class LetterAdmin(admin.ModelAdmin):
                     f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
                     for letter in chosen
                 )
-                user, title = (
-                    request.user.get_username(),
-                    f"Retry {format_count(requested, 'dead letter')}",
-                )
+                user = request.user.get_username()
+                title = f"Retry {format_count(requested, 'dead letter')}"
                 note_action(Store(connection, scope), user, title, commands)
         self.message_user(
             request,

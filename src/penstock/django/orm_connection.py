@@ -67,10 +67,8 @@ class SharedConnection(HandlerConnection):
         self.longest_silence_s = worker.handler_silence_s
         self._own_adapters = AdaptersMap(parameters["context"].adapters)
         self._begin, self._is_begun = begin, False
-        self._timezone, self._found_timezone = (
-            wrapper.timezone_name,
-            self.info.parameter_status("TimeZone"),
-        )
+        self._timezone = wrapper.timezone_name
+        self._found_timezone = self.info.parameter_status("TimeZone")
         self.aborted_by: Error | None = None
 
     @property

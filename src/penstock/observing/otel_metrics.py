@@ -32,13 +32,11 @@ SAMPLES = 10
 Each call of OpenTelemetry takes as long as a record.
 """
 
-SCHEMA, OUTCOME, WORKER, STEP, SERVER = (
-    "penstock.schema",
-    "penstock.outcome",
-    "penstock.worker",
-    "penstock.step",
-    "penstock.server",
-)
+SCHEMA = "penstock.schema"
+OUTCOME = "penstock.outcome"
+WORKER = "penstock.worker"
+STEP = "penstock.step"
+SERVER = "penstock.server"
 """Names of attributes for which the conventions have none."""
 
 

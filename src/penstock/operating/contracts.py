@@ -184,10 +184,8 @@ def _compare(
     if old.types != new.types:
         yield f"{path} was {_name(old.types)}, and is {_name(new.types)}"
         return
-    old_properties, new_properties = (
-        old.schema.get("properties", {}),
-        new.schema.get("properties", {}),
-    )
+    old_properties = old.schema.get("properties", {})
+    new_properties = new.schema.get("properties", {})
     needed, needs = set(old.schema.get("required", ())), set(new.schema.get("required", ()))
     for name, part in old_properties.items():
         if name not in new_properties:

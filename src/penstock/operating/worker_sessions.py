@@ -112,10 +112,8 @@ def read_sessions(store: Store, longer_s: float | None = None) -> tuple[WorkerSe
     """Reads the sessions that make no progress, by their process."""
     sessions: dict[int, WorkerSession] = {}
     blockers: dict[int, list[Blocker]] = defaultdict(list)
-    values, doing = (
-        {"longer_s": LONG_S if longer_s is None else longer_s},
-        "reading the sessions of workers",
-    )
+    values = {"longer_s": LONG_S if longer_s is None else longer_s}
+    doing = "reading the sessions of workers"
     for pid, application, kind, since_s, *blocker in store.rows(
         "worker_sessions", values, binary=True, doing=doing
     ):

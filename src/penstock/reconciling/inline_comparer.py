@@ -163,10 +163,8 @@ class InlineComparer:
             url, application="reconcile", prepare=False, kind=TableConnection
         ) as connection:
             connection.longest_silence_s = HANDLER_TIMEOUT_S  # a sort may take long
-            connection.isolation_level, connection.read_only = (
-                IsolationLevel.REPEATABLE_READ,
-                read_only,
-            )
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            connection.read_only = read_only
             with postgres_errors("comparing in a snapshot", is_own=False), connection.transaction():
                 import_snapshot(connection, snapshot)
                 connection.execute(FIX_FORMATS)  # as in the transaction that repairs
@@ -403,10 +401,8 @@ def _describe_join(
 
     ``is_retry`` looks for texts of the state that do not parse as the canonical type.
     """
-    expected, table = (
-        read_result_types(canonical_connection, source),
-        quote(spec.schema, spec.table),
-    )
+    expected = read_result_types(canonical_connection, source)
+    table = quote(spec.schema, spec.table)
     columns = _choose_columns(spec, expected)
     names = [*spec.key, *columns]
     state_columns = read_state_columns(state_connection, spec, names)

@@ -235,10 +235,8 @@ def _inspect(
     That is the table in the schema that the class names.  Where the class leaves the schema open,
     or the application translates it, as with a schema a tenant, each table that has the trigger.
     """
-    row, namesakes = (
-        FIRST + trigger.name,
-        [table for table in tables if table.name == trigger.table],
-    )
+    row = FIRST + trigger.name
+    namesakes = [table for table in tables if table.name == trigger.table]
     captured = {candidate.oid for candidate in installed if candidate.trigger == row}
     about = [
         table for table in namesakes if table.oid in captured or table.schema == trigger.schema
@@ -316,10 +314,10 @@ def _find_fault(
     table: CapturedTable,
 ) -> CaptureFault | None:
     """Compares the triggers of a table with those that the rule declares."""
-    cls, by_name = (
-        trigger.rule.model.__name__,
-        {candidate.trigger: candidate for candidate in installed if candidate.oid == table.oid},
-    )
+    cls = trigger.rule.model.__name__
+    by_name = {
+        candidate.trigger: candidate for candidate in installed if candidate.oid == table.oid
+    }
     for name, kind in trigger.types.items():
         current = by_name.get(name)
         if current is None:

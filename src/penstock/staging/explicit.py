@@ -358,12 +358,10 @@ def _make_record(
     options = {name: value for name, value in record.items() if name not in _FIELDS}
     if options.get("tenant", "") is None:
         del options["tenant"]
-    key, action, object_, headers = (
-        record.get("key"),
-        record["action"],
-        record["object"],
-        record.get("headers"),
-    )
+    key = record.get("key")
+    action = record["action"]
+    object_ = record["object"]
+    headers = record.get("headers")
     payload, model = record["data"], find_model(channel)
     data, typed = as_plain(payload, f"{field}data"), model and TypedPayload(model, payload)
     if isinstance(channel, Queue):

@@ -242,10 +242,8 @@ class DeclaredWorker(Generic[_Arguments, _Result, Payload]):
     def _record(
         self, payload: object, tenant: object, key: object, headers: object, options: MessageOptions
     ) -> dict[str, Any]:
-        data, object_name = (
-            checked_model(payload, self._model),
-            getattr(self._model, "__name__", "job"),
-        )
+        data = checked_model(payload, self._model)
+        object_name = getattr(self._model, "__name__", "job")
         fields = {"action": self.name, "object": object_name, "data": data}
         return {"tenant": tenant, "key": key, "headers": headers, **fields, **options}
 

@@ -112,10 +112,8 @@ def render_create(
     """
     row, truncate = quote(FIRST + name), quote(f"{name}_truncate")
     events = " OR ".join(change.upper() for change in CHANGES if change in on)
-    create_row, for_each_row = (
-        f"CREATE OR REPLACE TRIGGER {row}\nAFTER {events} ON ",
-        f"\nFOR EACH ROW EXECUTE FUNCTION {function}()",
-    )
+    create_row = f"CREATE OR REPLACE TRIGGER {row}\nAFTER {events} ON "
+    for_each_row = f"\nFOR EACH ROW EXECUTE FUNCTION {function}()"
     on_truncate, for_truncate = f"DROP TRIGGER IF EXISTS {truncate} ON ", ""
     if "delete" in on:
         on_truncate = f"CREATE OR REPLACE TRIGGER {truncate}\nBEFORE TRUNCATE ON "

@@ -296,10 +296,8 @@ def _parse_tick(rows: list[tuple[Any, ...]], scope: Scope) -> Tick:
 
 def check_identity_cache(store: Store) -> None:
     """Checks that ids are drawn one at a time: the order of records depends on it."""
-    table, doing = (
-        {"table": quote(store.scope.schema, "staged_records")},
-        "reading the id sequence of staged_records",
-    )
+    table = {"table": quote(store.scope.schema, "staged_records")}
+    doing = "reading the id sequence of staged_records"
     rows = store.rows("identity_cache", table, doing=doing)
     cache = rows[0][0] if rows else None
     if cache != 1:

@@ -159,10 +159,8 @@ def make_report(
         case "stopped":
             text, fix = f"the streamer leaves {channel}/{shard} out", "penstock status"
         case "waiting":
-            text, fix = (
-                f"{consumer} has waited for a server in {channel}/{shard} for a minute",
-                "penstock status",
-            )
+            text = f"{consumer} has waited for a server in {channel}/{shard} for a minute"
+            fix = "penstock status"
         case "epoch" if not is_first:
             text, fix = f"epoch {count} has begun", "penstock doctor"
         case _:

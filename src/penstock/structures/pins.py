@@ -93,10 +93,8 @@ class PinOperations:
 
     def lock(self, lock: LockName, lease_s: float, above: int = 0) -> Steps[Granted | LockRefusal]:
         """Takes a lock, unless it is held."""
-        lease_ms, least = (
-            checked_ms("lease_s", lease_s),
-            checked_count("above", above, MAX_NUMBER, 0),
-        )
+        lease_ms = checked_ms("lease_s", lease_s)
+        least = checked_count("above", above, MAX_NUMBER, 0)
         arguments = (lock.record, lock.token, lease_ms, least)
         word, number = yield from self.call("lock", arguments, _locking(lock))
         return Granted(int(number)) if word == b"granted" else LockRefusal(int(number) / 1000)

@@ -198,10 +198,8 @@ def _check_checkpoints(
             continue
         end, journal_start = journal.get(shard, BEGINNING), state.journal_starts[shard]
         if checkpoint > end:
-            kind, text = (
-                FindingKind.AHEAD,
-                f"its checkpoint is {checkpoint}, the journal ends at {end}",
-            )
+            kind = FindingKind.AHEAD
+            text = f"its checkpoint is {checkpoint}, the journal ends at {end}"
             first, count = end + 1, checkpoint - end
         elif checkpoint > log_ends[shard]:
             kind = FindingKind.AHEAD

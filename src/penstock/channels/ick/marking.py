@@ -40,11 +40,9 @@ def mark(client: RedisClient, namespace: str, batch: Batch) -> Reply:
 
     Raises ``ServerUnavailable`` or ``AppendRefused``.
     """
-    keys, columns, activity = (
-        ick_shard_keys(namespace, batch.shard),
-        batch.columns,
-        f"marking in {batch.shard}",
-    )
+    keys = ick_shard_keys(namespace, batch.shard)
+    columns = batch.columns
+    activity = f"marking in {batch.shard}"
     names = (*plain_keys(keys.ick), keys.log.stream, keys.log.epoch, keys.progress)
     head: list[Argument] = [batch.epoch, batch.first, batch.last, int(batch.begins)]
     # The position is known by the last record.

@@ -262,10 +262,8 @@ def _format_head(snapshot: Status) -> str:
 def _format_troubles(snapshot: Status) -> Iterator[str]:
     """Yields a line for each shard that does not move, or waits, and for isolated records."""
     faults = snapshot.faults
-    stopped, unknown = (
-        {fault.shard for fault in faults.stopped},
-        {fault.shard for fault in faults.unknown},
-    )
+    stopped = {fault.shard for fault in faults.stopped}
+    unknown = {fault.shard for fault in faults.unknown}
     for consumer, shard, reason in snapshot.halted:
         yield f"halted: {consumer} {shard}: {reason}"
     for pause in snapshot.pauses:

@@ -194,10 +194,8 @@ def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
         "offsets now is applied, too. Compare "
         "the tables."
     )
-    twice, accounted = (
-        sum(shard.still_there for shard in shards),
-        sum(shard.known for shard in shards),
-    )
+    twice = sum(shard.still_there for shard in shards)
+    accounted = sum(shard.known for shard in shards)
     if twice:
         say(
             f"{twice:,} of the records in doubt are still at the source, which has published them "

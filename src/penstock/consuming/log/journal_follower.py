@@ -76,10 +76,8 @@ class EvictedRecords(Generic[Placed]):
             share = len(self._begins)
             limit = Limit(max(self._batch, MAX_HELD_RECORDS // share), MAX_HELD_BYTES // share)
             try:
-                records, first = (
-                    self._read_journal(shard, position, self._begins[shard], limit),
-                    position + 1,
-                )
+                records = self._read_journal(shard, position, self._begins[shard], limit)
+                first = position + 1
             except Gap:
                 self.forget(shard)
                 return ()

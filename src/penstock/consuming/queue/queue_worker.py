@@ -376,11 +376,9 @@ class QueueWorker(Worker):
     def _dead_letter_expired(self, transaction: HandlerTransaction) -> None:
         """Makes messages that died in Redis, at their deadline, dead letters in Postgres."""
         for name in self._usable():
-            shard, doing, written = (
-                self._shape.shards[name.shard],
-                f"moving dead letters of queue {name}",
-                [],
-            )
+            shard = self._shape.shards[name.shard]
+            doing = f"moving dead letters of queue {name}"
+            written = []
             with suppress(*UNUSABLE):  # the reader leaves the shard out, and reports it
                 for dead in run_steps(self._client, shard.dead(MAX_EXPIRED), doing):
                     message = dead.message

@@ -62,12 +62,10 @@ class FramePlaces:
     def __init__(
         self, consumer: ConsumerSpec, scope: Scope, journal: Journal, reader: RowReader
     ) -> None:
-        self.batch, self._namespace, self._journal, self._reader = (
-            RECORDS_A_BATCH,
-            scope.namespace,
-            journal,
-            reader,
-        )
+        self.batch = RECORDS_A_BATCH
+        self._namespace = scope.namespace
+        self._journal = journal
+        self._reader = reader
         self._dead_letters = DeadLetters(consumer)
 
     def follow(
@@ -226,10 +224,8 @@ class FrameWorker(LogWorker[Place]):
         """Sets up; ``open`` connects."""
         self._spark = spark
         self._abandoned = threading.Event()
-        consumer, scope = (
-            replace(setup.consumer, handler=self._guard(setup.consumer.handler)),
-            setup.scope,
-        )
+        consumer = replace(setup.consumer, handler=self._guard(setup.consumer.handler))
+        scope = setup.scope
         urls = {"database_url": setup.database_url, "redis_url": setup.redis_url}
         journal = LocalJournal(consumer, setup.shards)
         places = FramePlaces(

@@ -118,11 +118,9 @@ class Tools:
         self._timeouts = Timeouts(reply_s=timeout_s, statement_s=timeout_s, handler_s=5 * timeout_s)
         self._streamer: Streamer | None = None
         self._workers: dict[str, Worker] = {}
-        self._resume_at, self._backoff, self._repeats = (
-            0.0,
-            Backoff(FIRST_PAUSE_S, MAX_PAUSE_S),
-            Repeats(),
-        )
+        self._resume_at = 0.0
+        self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
+        self._repeats = Repeats()
 
     def attempt(self, step: Callable[["Tools"], bool]) -> Outcome:
         """Does a slice, unless a server has just failed.

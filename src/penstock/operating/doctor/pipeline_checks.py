@@ -264,10 +264,8 @@ def _check_lag(
     oldest = max((shard.lag_s for shard in consumer.shards), default=0.0)
     overdue_s = 0.0 if channel is None or channel.keep_s is None else oldest - channel.keep_s
     if overdue_s > SLOW_S:
-        since, lag = (
-            datetime.now(UTC) - timedelta(seconds=overdue_s),
-            sum(shard.lag for shard in consumer.shards),
-        )
+        since = datetime.now(UTC) - timedelta(seconds=overdue_s)
+        lag = sum(shard.lag for shard in consumer.shards)
         yield warning(
             f"{consumer.consumer} holds back retention of {consumer.channel} since "
             f"{since:%Y-%m-%d %H:%M} UTC: up to "
@@ -298,10 +296,8 @@ def _check_speed(
             f"{consumer.consumer} is {reason}",
             "repair what it says; then the consumer goes on by itself",
         )
-    lag, oldest = (
-        sum(shard.lag for shard in behind),
-        max((shard.lag_s for shard in behind), default=0.0),
-    )
+    lag = sum(shard.lag for shard in behind)
+    oldest = max((shard.lag_s for shard in behind), default=0.0)
     is_slow = bool(lag) and oldest > SLOW_S
     message = (
         f"{consumer.consumer} is {format_count(lag, 'record')} and {format_seconds(oldest)} behind"

@@ -187,10 +187,8 @@ def check_queue(store: Store, channel: str) -> None:
 def _make_job(channel: str, *row: Any) -> QueuedJob:
     *message, shard, is_refused, now = row
     queued = make_queued(BEGINNING, message)
-    staged_at, due = (
-        to_time(queued.staged_us / 1_000_000),
-        None if queued.due_ms is None else to_time(queued.due_ms / 1000),
-    )
+    staged_at = to_time(queued.staged_us / 1_000_000)
+    due = None if queued.due_ms is None else to_time(queued.due_ms / 1000)
     is_delayed = due is not None and due > now
     why = "the streamer has not written it to Redis"
     if is_refused:

@@ -354,10 +354,8 @@ class _Shards:
         queue, extent = self.held["queue"].get(name), self.log.get(name)
         if queue is None or (stats := queue.stats) is None or read.unread:
             return read
-        sequenced, in_postgres = (
-            self.tables.bounds.get(name, (0, 0))[1],
-            self.tables.waiting.get(name, (0, 0, 0, 0))[3],
-        )
+        sequenced = self.tables.bounds.get(name, (0, 0))[1]
+        in_postgres = self.tables.waiting.get(name, (0, 0, 0, 0))[3]
         unpublished = 0 if extent is None else max(0, sequenced - extent.tail)
         lag = min(read.lag, stats.waiting + stats.leased + in_postgres + unpublished)
         return replace(read, lag=lag, lag_s=stats.oldest_s or 0.0 if lag else 0.0)

@@ -217,11 +217,9 @@ def _interval(value: Column, type_: DataType) -> Column:
     if isinstance(type_, DayTimeIntervalType):
         text, pattern, written = value.cast("interval day to second"), _DAY_TIME, "$1$2 days $1$3"
     else:
-        text, pattern, written = (
-            value.cast("interval year to month"),
-            _YEAR_MONTH,
-            "$1$2 years $1$3 mons",
-        )
+        text = value.cast("interval year to month")
+        pattern = _YEAR_MONTH
+        written = "$1$2 years $1$3 mons"
     return F.regexp_replace(text.cast("string"), pattern, written)
 
 

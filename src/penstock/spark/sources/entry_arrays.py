@@ -121,10 +121,8 @@ class _Division:
             *(columns.texts for columns in self._columns), strict=True
         )
         labels = [*map(self._strings, (keys, actions, objects))]
-        read_ids, read_times = (
-            self._numbers(ids, "id", self._place),
-            self._numbers(times, "us", pa.scalar(0)),
-        )
+        read_ids = self._numbers(ids, "id", self._place)
+        read_times = self._numbers(times, "us", pa.scalar(0))
         if pc.min(read_ids).as_py() < 0 or pc.min(read_times).as_py() < -MAX_NUMBER:
             raise DamagedColumns
         return _make_batch(

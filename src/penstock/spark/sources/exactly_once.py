@@ -174,10 +174,8 @@ def _fenced(due: DueBatch, query: str, last: int, stored_ends: str) -> Fenced:
     """
     written = f"{due.name}: query {query} has written up to micro-batch {last}"
     if query != due.query:
-        now, remedy = (
-            f"this is query {due.query}",
-            "If they are two queries, give this one a name of its own. If",
-        )
+        now = f"this is query {due.query}"
+        remedy = "If they are two queries, give this one a name of its own. If"
     elif due.batch < last:
         now, remedy = f"now it comes with {due.batch}", "If"
     else:

@@ -413,11 +413,9 @@ class LogStore(RecordStore):
 
     def _read_log(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Reads entries, each column straight from the wire."""
-        first, limit, last = (
-            int(offset_range.first),
-            min(FIRST_ENTRIES, len(offset_range)),
-            BEGINNING,
-        )
+        first = int(offset_range.first)
+        limit = min(FIRST_ENTRIES, len(offset_range))
+        last = BEGINNING
         while first <= offset_range.last:
             # Without an end: an entry that begins in the range may end beyond it.
             with redis_errors(f"reading {offset_range.shard}"):
