@@ -149,10 +149,12 @@ STATES = {
             "/": ("Redis does not answer", "records wait in Postgres"),
             "/doctor": ("Redis does not answer",),
             "/channels/things/contents": ("Redis does not answer", "goes on asking"),
+            "/jobs": ("Redis does not answer", ">unknown<", "Choose job 3", "act/cancel"),
+            "/jobs?queue=jobs&state=waiting": ("Redis does not answer", ">unknown<", "Choose job 3"),
+            "/jobs/jobs/3?payload": ("Redis does not answer", ">unknown<", "secret", "not known:"),
         },
-        statuses={
-            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants"), 503),
-            **dict.fromkeys(("/jobs", "/jobs/{queue}/{id:int}", "/act/retry-jobs"), 503),
+        statuses={  # what Redis alone knows, and an action that needs it
+            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants", "/act/retry-jobs"), 503),
             **NOT_PAUSED,
         },
     ),

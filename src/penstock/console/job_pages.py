@@ -1,14 +1,14 @@
 """Shows a queue's jobs by state, tenant, key, name and age, and one job from staging to end.
 
-Postgres says which jobs there are, Redis what each waits for.  Jobs in a state are therefore
-searched, for at most ``SEARCH_S``, and not counted.  The sample that all pages share has their
-numbers.
+Postgres says which jobs there are, Redis what each waits for: while Redis is away, states are
+unknown.  Jobs in a state are therefore searched, for at most ``SEARCH_S``, and not counted.  The
+sample that all pages share has their numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from penstock.console.reading import HIDDEN, Page, PageContent, Reading
 from penstock.console.status_sampler import Sample
 from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
-from penstock.errors import InvalidName, Unknown
+from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating.jobs.browsing import (
     JobFilter,
     JobState,
@@ -43,6 +43,8 @@ FIELDS = ("id", "tenant", "key", "unique", "state", "before")
 """Names of the filters in an address."""
 
 SECRET_FIELDS = frozenset({"tenant", "key", "unique"})
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,12 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
     if not after.isdecimal():
         raise InvalidName(f"after={after!r}: the id of a job is wanted")
     job_filter = parse_filter(filters)
-    page = JobPage((), None, is_partial=False)
+    page, redis = JobPage((), None, is_partial=False), None
     if name:
         with reading.postgres() as store, reading.redis() as client:
-            page = find_page(store, client, name, job_filter, int(after))
+            page, redis = _read_without_redis(
+                client, lambda redis: find_page(store, redis, name, job_filter, int(after))
+            )
     jobs = [_conceal(job, visitor) for job in page.jobs]
     fixed = {
         **filters,
@@ -105,6 +109,7 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
             (_count(sample, status, queue) for queue in queues if queue.channel == name), None
         ),
         "jobs": jobs,
+        "redis": redis,
         "page_of_jobs": page,
         "filters": {name: filters.get(name) for name in FIELDS},
         "after": int(after),
@@ -117,13 +122,24 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
             {"queue": name, **{key: text for key, text in filters.items() if key != "state"}}
         ),
     }
-    return PageContent(values, {"queue": name, "jobs": jobs, "next": page.last}, sample)
+    twin = {"queue": name, "jobs": jobs, "next": page.last, "redis": redis}
+    return PageContent(values, twin, sample)
+
+
+def _read_without_redis(
+    client: RedisClient, read: Callable[[RedisClient | None], T]
+) -> tuple[T, str | None]:
+    """Returns what is read, without Redis if it does not answer, and then its error."""
+    try:
+        return read(client), None
+    except ServerUnavailable as error:
+        return read(None), str(error)
 
 
 def find_page(
-    store: Store, client: RedisClient, queue: str, job_filter: JobFilter, after: int
+    store: Store, client: RedisClient | None, queue: str, job_filter: JobFilter, after: int
 ) -> JobPage:
-    """Returns the next page of jobs that a filter takes.
+    """Returns the next page of jobs that a filter takes, those of an unknown state included.
 
     Those in a state are searched for ``SEARCH_S`` at most.
     """
@@ -137,7 +153,7 @@ def find_page(
         if last > after and monotonic() > end:
             return JobPage(matches, last, is_partial=True)
         for job in page:
-            if job.state == job_filter.state:
+            if job.state in {job_filter.state, "unknown"}:
                 matches.append(job)
             if len(matches) > JOBS:
                 return JobPage(matches[:JOBS], matches[JOBS - 1].id, is_partial=False)
@@ -187,27 +203,22 @@ def _conceal(job: QueuedJob, visitor: Visitor) -> QueuedJob:
 
 def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     queue, id_ = request.path_params["queue"], request.path_params["id"]
-    values: dict[str, Any] = {
-        "queue": queue,
-        "id": id_,
-        "payload": None,
-        "result": None,
-        "note": None,
-    }
+    values: dict[str, Any] = {"queue": queue, "id": id_}
+    values |= dict.fromkeys(("payload", "result", "note"))
     with reading.postgres() as store, reading.redis() as client:
-        job = next(iter(list_jobs(store, client, queue, JobFilter((id_,)))), None)
-        values["story"] = next(
-            (story for story in _trace(store, client, id_) if story.channel == queue), None
+        jobs, values["redis"] = _read_without_redis(
+            client, lambda redis: list_jobs(store, redis, queue, JobFilter((id_,)))
         )
+        stories = [story for story in _trace(store, client, id_) if story.channel == queue]
         if visitor.may("payloads") and "payload" in request.query_params:
-            values |= _read_payload(store, client, queue, id_)
-    if job is None and values["story"] is None:
+            values |= _read_payload(store, queue, id_)
+    if not jobs and not stories:
         raise Unknown(f"nothing is known of a job {id_} of {queue}: penstock trace {id_} says more")
-    values |= {
-        "job": job and _conceal(job, visitor),
-        "story": conceal_story(values["story"], visitor),
+    twin = {
+        "job": _conceal(jobs[0], visitor) if jobs else None,
+        "story": conceal_story(stories[0] if stories else None, visitor),
     }
-    return PageContent(values, {"job": values["job"], "story": values["story"]})
+    return PageContent(values | twin, twin)
 
 
 def _trace(store: Store, client: RedisClient, id_: int) -> Sequence[Any]:
@@ -217,9 +228,9 @@ def _trace(store: Store, client: RedisClient, id_: int) -> Sequence[Any]:
         return ()
 
 
-def _read_payload(store: Store, client: RedisClient, queue: str, id_: int) -> Mapping[str, Any]:
+def _read_payload(store: Store, queue: str, id_: int) -> Mapping[str, Any]:
     try:
-        reported = read_job(store, client, queue, id_)
+        reported = read_job(store, None, queue, id_)
     except Unknown:
         return {"payload": "It is done, and has left none."}
     payload = "It is done." if reported.record is None else reported.record.data_json

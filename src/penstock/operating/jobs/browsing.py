@@ -33,6 +33,8 @@ JobState = Literal["waiting", "leased", "delayed", "dead"]
 PAGE = 500
 """Jobs that are read at once."""
 
+NOT_IN_REDIS = "the streamer has not written it to Redis"
+
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
@@ -103,7 +105,7 @@ class QueuedJob:
     object: str
     staged_at: datetime | None
     due: datetime | None  # when it may be handed over; None if that was said by nobody
-    state: JobState
+    state: JobState | Literal["unknown"]  # ``unknown`` if Redis was not asked, and has it
     why: str  # what it waits for, as a sentence
 
     @property
@@ -126,7 +128,7 @@ def list_jobs(
 ) -> list[QueuedJob]:
     """Returns a page of jobs by id; ``after`` is the last id of the page before.
 
-    Without a client, their states are as far as Postgres knows.
+    Without a client, their states are as far as Postgres knows, which is none for those in Redis.
 
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
@@ -158,7 +160,7 @@ def find_jobs(
             doing=doing,
         )
         jobs = [_make_job(channel, *row) for row in rows]
-        jobs = jobs if client is None else _add_states(client, jobs, store.scope)
+        jobs = _add_states(client, jobs, store.scope)
         yield [job for job in jobs if job_filter.state in {None, job.state}]
         if len(rows) < size:
             return
@@ -190,7 +192,7 @@ def _make_job(channel: str, *row: Any) -> QueuedJob:
     staged_at = to_time(queued.staged_us / 1_000_000)
     due = None if queued.due_ms is None else to_time(queued.due_ms / 1000)
     is_delayed = due is not None and due > now
-    why = "the streamer has not written it to Redis"
+    why = NOT_IN_REDIS
     if is_refused:
         why = "its tenant has no room in Redis"
     elif is_delayed:
@@ -210,8 +212,15 @@ def _make_job(channel: str, *row: Any) -> QueuedJob:
     return QueuedJob(*facts, "delayed" if is_delayed else "waiting", why)
 
 
-def _add_states(client: RedisClient, jobs: list[QueuedJob], scope: Scope) -> list[QueuedJob]:
-    """Returns the jobs with what Redis says of them, as far as it has them."""
+def _add_states(client: RedisClient | None, jobs: list[QueuedJob], scope: Scope) -> list[QueuedJob]:
+    """Returns the jobs with what Redis says of them, as far as it has them and is asked."""
+    if client is None:
+        return [
+            replace(job, state="unknown", why="Redis was not asked")
+            if job.why == NOT_IN_REDIS
+            else job
+            for job in jobs
+        ]
     explained = explain_messages(
         client, scope.namespace, ((job.shard, str(job.id)) for job in jobs)
     )
@@ -240,7 +249,7 @@ class ReportedJob:
     done_at: datetime | None
 
 
-def read_job(store: Store, client: RedisClient, channel: str, id_: int) -> ReportedJob:
+def read_job(store: Store, client: RedisClient | None, channel: str, id_: int) -> ReportedJob:
     """Returns a job that is not done, or one that is and has left progress or a result.
 
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.

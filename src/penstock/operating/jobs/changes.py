@@ -21,7 +21,7 @@ from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import RegisteredChannel
 from penstock.database.store import Store
 from penstock.operating.channels import find_channel
-from penstock.operating.jobs.browsing import JobFilter, JobState, QueuedJob, find_jobs
+from penstock.operating.jobs.browsing import JobFilter, QueuedJob, find_jobs
 from penstock.operating.letters import request_retries
 
 log = structlog.get_logger("penstock.operator")
@@ -32,7 +32,7 @@ class JobCount:
     """Jobs of a tenant in the same state."""
 
     tenant: str
-    state: JobState
+    state: str
     jobs: int
 
 
