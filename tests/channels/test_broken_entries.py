@@ -268,7 +268,7 @@ def test_foreign_values_beside_an_ick_crash_no_reader(redis_client: redis.Redis)
     assert (stats.number, stats.holder) == (0, "\\xff")
     assert update_progress(redis_client, "penstock", [shard])[shard].done_up_to == 0
     found = inspect_shards(redis_client, "penstock", [shard], 0.0)[shard]
-    assert found.damage == "index/0: the counts of its records are no numbers"
+    assert found.damage == "index/0: the counts of its records are not numbers"
 
 
 @pytest.mark.parametrize("forged", ["a key that is no UTF-8", "an id that is no number"])

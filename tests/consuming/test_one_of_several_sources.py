@@ -716,13 +716,13 @@ def test_what_does_not_go_with_several_sources_is_refused(regions: Regions) -> N
         pipeline.consumer(reads=things, name="frames", dataframe=True)(lambda _s, _f: None)
     with pytest.raises(DeclarationError, match="no cut spans several databases"):
         pipeline.reconciliation(of="totals", state="totals")(canonical)
-    with pytest.raises(DeclarationError, match="a source alone stages into it"):
+    with pytest.raises(DeclarationError, match="only an application with a source stages into it"):
         pipeline.stages(Ride, to=things, key="id")
     with pytest.raises(DeclarationError, match="it needs their databases"):
         Chores(pipeline, regions.database_url, regions.redis_url).all()
     with pytest.raises(InvalidSetting, match="PENSTOCK_SOURCES__US"):
         make_worker(pipeline, spec, regions.database_url, regions.redis_url, sources={"eu": regions.eu.url})
-    with pytest.raises(DeclarationError, match="it takes all of them"):
+    with pytest.raises(DeclarationError, match="leave out the shards"):
         make_worker(pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls, shards=[0])
     with Session() as session:
         pipeline.attach(session)

@@ -344,7 +344,7 @@ def test_jobs_are_cancelled_through_every_kind_of_connection(
     wrong: Any
     for wrong in ("order-7", [1, 2]):
         for call in (cancel, retry):
-            with sessions() as session, pytest.raises(InvalidRecord, match=r"ids: are .* a job is named by its number"):
+            with sessions() as session, pytest.raises(InvalidRecord, match=r"ids: are .* give the number of each job"):
                 call(session, wrong, of=JOBS)
 
 

@@ -282,6 +282,6 @@ def test_dead_letters_of_others_are_not_compared_with_each_member(
 def test_a_name_is_one_groups_at_a_time(sessions: sessionmaker[Session], bench: Bench) -> None:
     with sessions.begin() as session:
         stage_many(session, make_members(1), to=JOBS, group="g")
-    with sessions() as session, pytest.raises(StagingError, match="a group of this name is known"):
+    with sessions() as session, pytest.raises(StagingError, match="another group has this name"):
         stage_many(session, make_members(1), to=JOBS, group="g")
     assert len(bench.unfinished) == 1

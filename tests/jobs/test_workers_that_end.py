@@ -37,7 +37,7 @@ def test_a_worker_of_which_all_handlers_hang_ends(start_worker: Any, bench: Benc
     release = threading.Event()
     bench.stage(3)
     worker = start_worker(lambda _, __: release.wait(60), limit=0.1, concurrency=1)
-    with pytest.raises(HandlerHung, match="receipts: 2 handlers have hung for longer than limit"):
+    with pytest.raises(HandlerHung, match="receipts: 2 handlers have hung for longer than their limit"):
         eventually(lambda: worker.round() is None, "the worker has ended")
     release.set()
 

@@ -339,7 +339,7 @@ def test_an_interrupted_reset_is_noticed_and_can_be_repeated(
         reset_epoch(connection, scene.client, flow, apply=True)
     monkeypatch.undo()
 
-    with pytest.raises(HistoryDiverged, match="did not come to its end"):
+    with pytest.raises(HistoryDiverged, match="was not finished"):
         scene.stream(database_url)
     assert reset_epoch(connection, scene.client, flow, apply=True).new_epoch == 4
     scene.stream(database_url)

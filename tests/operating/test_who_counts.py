@@ -81,10 +81,10 @@ paused: channel index is paused since … UTC by bob: a rebuild; go on: penstock
 paused: consumer abroad is paused since … UTC by bob: nobody; go on: penstock consumers resume abroad
 paused: consumer orders is paused since … UTC by bob: a name of a channel; go on: penstock consumers resume orders
 paused: consumer paused is paused since … UTC by ann: a deploy; go on: penstock consumers resume paused
-waiting: grower grown/3: waiting for grown/1, of an earlier generation, of which not all is applied yet
+waiting: grower grown/3: waiting for grown/1, of an earlier generation, not wholly applied yet
 waiting: waits orders/2: waiting after Snooze: the service is away
 late: nightly has been due for … h: no streamer runs that declares it as it is registered
-damaged: old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
+damaged: old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Rename the key, or give the pipeline another namespace
 unread: grown/3: 4 records; consumer halfway has no checkpoint in it
 unread: orders/2: 5 records; consumer partly has no checkpoint in it
 isolated: record 61 of orders/0: no time
@@ -285,7 +285,7 @@ error paused is halted in orders/0: ValueError: before the pause
 error lost/0: 6 records; no channel is registered or declared with this shard, so no consumer reads them
 error grown/3: 4 records; consumer halfway has no checkpoint in it
 error orders/2: 5 records; consumer partly has no checkpoint in it
-error old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Move it away, or give the pipeline another namespace
+error old/0: inspecting old/0: the key holds another type, not a stream; something else uses Penstock's names in this Redis. Rename the key, or give the pipeline another namespace
 warning channel index is paused since … UTC by bob: a rebuild
 warning consumer abroad is paused since … UTC by bob: nobody
 warning consumer orders is paused since … UTC by bob: a name of a channel

@@ -243,7 +243,7 @@ def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(
 
     for change, words in (
         ("engine = 'spark', remaining = %s", "--engine spark"),
-        ("engine = 'inline', remaining = %s", "its key is another one"),
+        ("engine = 'inline', remaining = %s", "its key has changed"),
     ):
         written = keys if "spark" in change else [json.dumps({"other": 1})]
         connection.execute(f"UPDATE penstock.reconciliations SET {change}".encode(), [written])

@@ -188,7 +188,7 @@ def test_what_a_new_shard_waits_for_is_shown(
         worker.close()
         worker.drain()
 
-    reason = "waiting for things/2, of an earlier generation, of which not all is applied yet"
+    reason = "waiting for things/2, of an earlier generation, not wholly applied yet"
     assert [(consumer, why) for consumer, _, why in found.waiting] == [("one", reason)] * 6
     assert {shard.shard for _, shard, _ in found.waiting} == set(range(4, 10))
     assert [shard for _, shard, _ in found.halted] == [ShardName("things", Shard(2))]

@@ -212,7 +212,7 @@ def test_a_trigger_without_a_rule_is_reported_and_keeps_no_worker_from_starting(
     other = Pipeline([rides])
     [message] = [fault.message for fault in inspect_triggers(connection, other)]
     check_triggers(connection, other)
-    assert "captures for no rule" in message
+    assert "belongs to no rule" in message
 
     by_hooks = declare(rides, capture="orm")
     [fault] = inspect_triggers(connection, by_hooks)

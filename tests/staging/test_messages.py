@@ -203,7 +203,7 @@ def test_a_rule_whose_tenant_has_no_value_fails_the_flush(
 @pytest.mark.parametrize(
     ("channel", "parts", "reason"),
     [
-        (receipts, {"key": "id"}, "is a queue, whose tenants take turns"),
+        (receipts, {"key": "id"}, "is a queue, and each of its messages needs a tenant"),
         (rides, {"key": "id", "tenant": "account"}, "tenant is for queues"),
         (rides, {}, "key is missing"),
         (receipts, {"tenant": ()}, "tenant is empty"),

@@ -406,7 +406,7 @@ def test_a_limit_of_a_key_over_shards_that_know_only_their_own_is_refused_but_a_
     jobs: Queue, connection: Connection
 ) -> None:
     sharded, apart = replace(jobs, shards=2), replace(jobs, shards=2, keys_within="tenant")
-    with pytest.raises(InvalidMessage, match=r"its 2 shards each knows only its own: .*keys_within='tenant'"):
+    with pytest.raises(InvalidMessage, match=r"its 2 shards counts only its own jobs: .*keys_within='tenant'"):
         limit(connection, KeyLimits(rate=1), of=sharded, key="k", pipeline=Pipeline([sharded]))
     limit(connection, KeyLimits(is_paused=True), of=sharded, key="k", pipeline=Pipeline([sharded]))
     limit(connection, KeyLimits(rate=1), of=apart, key="k", pipeline=Pipeline([apart]))

@@ -163,7 +163,7 @@ def test_ticks_are_taken_over_once_records_have_waited_for_long_and_are_given_ba
 
 @pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "-1/2", "1/2/3", "1/1001", "a/b"])
 def test_a_share_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSetting, match="such as 1/2 and 2/2"):
+    with pytest.raises(InvalidSetting, match="such as 1/2 or 2/2"):
         parse_share(text)
 
 

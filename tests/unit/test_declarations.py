@@ -58,7 +58,7 @@ def test_any_other_name_is_refused(name: Any) -> None:
 def test_a_consumer_has_no_name_of_a_replay() -> None:
     """Both have checkpoints, and what they are is seen by their names."""
     Log("replay-3")
-    with pytest.raises(InvalidName, match="those of replays"):
+    with pytest.raises(InvalidName, match="replays have such names"):
         ConsumerSpec("replay-3", RIDES, print)
 
 
@@ -140,8 +140,8 @@ def test_names_are_unique_in_a_pipeline() -> None:
 RECONCILED: list[tuple[dict[str, Any], str | None]] = [
     *(({"tolerance": {"w": 1, "v": by}}, "tolerance of v is .*; it takes 0 or more") for by in (nan, -0.1, -inf)),
     *(({"tolerance": {"v": by}}, None) for by in (0, 0.0, 5e-324, 1, inf)),
-    *(({part: ["v", name]}, "is no name of a column") for part in ("key", "columns") for name in ("", "a\0b", 3)),
-    *(({"tolerance": {name: 1}}, "is no name of a column") for name in ("", "a\0b", 3)),
+    *(({part: ["v", name]}, "is not the name of a column") for part in ("key", "columns") for name in ("", "a\0b", 3)),
+    *(({"tolerance": {name: 1}}, "is not the name of a column") for name in ("", "a\0b", 3)),
     ({"key": ["b", "a"], "columns": ["c", "b"]}, "column b is in key"),
     ({"key": ["b", "a"], "tolerance": {"a": 1}}, "column a is in key"),
     ({"key": [], "columns": ["a"], "tolerance": {"a": 1}}, None),
@@ -245,7 +245,9 @@ def test_limits_of_keys_are_checked_and_of_several_shards_only_within_tenants() 
         "within": "queue",
     }
     assert Queue("jobs", shards=2, key_limits=limits, keys_within="tenant").limits_as_json["within"] == "tenant"
-    with pytest.raises(DeclarationError, match=r"of its 2 shards each knows only its own: .*keys_within='tenant'"):
+    with pytest.raises(
+        DeclarationError, match=r"each of its 2 shards counts only its own messages: .*keys_within='tenant'"
+    ):
         Queue("jobs", shards=2, key_limits=limits)
     with pytest.raises(DeclarationError, match="keys_within is 'shard'"):
         Queue("jobs", keys_within="shard")  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_a_handler_that_hangs_is_replaced_its_job_comes_back_and_what_it_returns
         lease.held.begun_at -= limit_s + 1
         with capture_logs() as logs:
             if lease is leases[1]:
-                with pytest.raises(HandlerHung, match="2 handlers have hung for longer than limit"):
+                with pytest.raises(HandlerHung, match="2 handlers have hung for longer than their limit"):
                     hung.replace()
             else:
                 hung.replace()

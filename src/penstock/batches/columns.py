@@ -284,7 +284,7 @@ class Columns:
         ids, times = self.ids, self.staged_us
         boundaries = ids[0], times[0], ids[-1], times[-1]
         if boundaries != (self.first_id, self.first_us, self.last_id, self.last_us):
-            raise DamagedColumns("its columns hold other records than it says")
+            raise DamagedColumns("its columns hold other records than its header names")
         if any(
             not all(column) and None in column for column in (self.keys, self.actions, self.objects)
         ):
@@ -293,7 +293,7 @@ class Columns:
             0 <= min(ids) <= max(ids) <= MAX_NUMBER
             and -MAX_NUMBER <= min(times) <= max(times) <= MAX_NUMBER
         ):
-            raise DamagedColumns("a number of it is too large")
+            raise DamagedColumns("one of its numbers is too large")
 
     @cached_property
     def unfolded_size(self) -> int:

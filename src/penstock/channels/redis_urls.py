@@ -68,7 +68,7 @@ def parse_redis_url(url: str) -> RedisUrl:
         # parsed below.
         parts = urlsplit(_HOSTS.sub(r"\1", url, count=1) if "," in hosts else url)
     except ValueError:
-        raise _invalid(f"the host cannot be understood. {_ENCODED}") from None
+        raise _invalid(f"the host cannot be parsed. {_ENCODED}") from None
     if parts.fragment:
         raise _invalid(f"it contains a #. {_ENCODED}")
     options = _parse_options(parts, kind, is_tls=is_tls) | _parse_database(parts, kind)
@@ -121,7 +121,7 @@ def _parse_host(listed: str, default_port: int) -> tuple[str, int]:
     """Returns a host and its port; an IPv6 address is in brackets."""
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([^:]*))?", listed)
     if match is None:
-        raise _invalid(f"a host cannot be understood; an IPv6 address is [in brackets]. {_ENCODED}")
+        raise _invalid(f"a host cannot be parsed; an IPv6 address is [in brackets]. {_ENCODED}")
     host, port = match[1] or match[2] or "localhost", match[3]
     if not port:
         return unquote(host), default_port

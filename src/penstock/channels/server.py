@@ -195,7 +195,7 @@ class _Sentinels(Sentinel):
             self.sentinels[0].ping()
         except redis.RedisError as error:
             return f"the first: {_reason(error)}{_advice(error)}"
-        return "they answer: is it another service=…, or is it down?"
+        return "they answer: is the name after service= right, and is the master up?"
 
 
 def _set_up_and_check(connection: Any) -> None:
@@ -331,8 +331,7 @@ def _translate_reply(error: RedisFailure, activity: str) -> ForeignLog | AppendR
     if "WRONGTYPE" in _text(error):
         return ForeignLog(
             f"{activity}: the key holds another type, not a stream; something else uses Penstock's "
-            "names in this Redis. "
-            "Move it away, or give the pipeline another namespace"
+            "names in this Redis. Rename the key, or give the pipeline another namespace"
         )
     return AppendRefused(f"{activity}: Redis refuses: {_reason(error)}{_advice(error)}")
 

@@ -79,7 +79,7 @@ class UnpassedShard:
     def explain(self, channel: str) -> str:
         """Returns text for people about this shard."""
         earlier = ShardName(channel, self.shard)
-        return f"waiting for {earlier}, of an earlier generation, of which not all is applied yet"
+        return f"waiting for {earlier}, of an earlier generation, not wholly applied yet"
 
 
 def find_unpassed(store: Store[Executor], consumer: str, channel: str) -> UnpassedShard | None:

@@ -296,8 +296,8 @@ def _check_returned(consumer: ConsumerSpec, returned: object) -> None:
             returned.close()  # type: ignore[union-attr]  # coroutines and generators have it
         raise HandlerNotRun(
             f"consumer {consumer.name}: the handler returned a {type(returned).__name__}, which "
-            "nobody runs: await what it returns, or declare it with `async def`; run through an "
-            "iterator with a loop"
+            "nothing runs: await what the handler returns, or declare the handler with `async "
+            "def`; exhaust an iterator in a loop"
         )
 
 
@@ -443,7 +443,7 @@ async def _within_limit(handling: Awaitable[Any], limit_s: float) -> Any:
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"the handler took longer than limit, {limit_s:g} s") from error
+        raise TimeoutError(f"the handler took longer than its limit of {limit_s:g} s") from error
 
 
 _started: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("penstock_started", default=None)
@@ -587,7 +587,7 @@ def _refuse_running_loop(consumer: ConsumerSpec) -> None:
     except RuntimeError:
         return
     raise DeclarationError(
-        f"consumer {consumer.name} has an async handler, and its worker an event loop of its own; "
-        "an event loop is running in this thread. Run the worker in another: await "
+        f"consumer {consumer.name} has an async handler, whose worker runs an event loop of its "
+        "own, and this thread already runs one. Run the worker in another thread: await "
         "asyncio.to_thread(worker.drain)"
     )

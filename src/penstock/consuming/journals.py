@@ -198,10 +198,10 @@ def backfill(
         values = {"channel": shard.channel, "shard": shard.shard, "after": position}
         [(begin, goes_on)] = store.rows("journal_begins", values)
         gap = Gap(
-            f"{shard}: the checkpoint stands at offset {position}, the log goes on at {end}, and "
-            f"the journal begins at {begin}: {format_count(end - position - 1, 'record')} between, "
-            "removed before this consumer had passed them. Start it from the tables, or accept the "
-            "loss"
+            f"{shard}: the checkpoint is at offset {position}, the log continues at {end}, and the "
+            f"journal begins at {begin}. Records in between were removed before this consumer had "
+            f"passed them ({format_count(end - position - 1, 'record')}). Start the consumer from "
+            "the tables, or accept the loss"
         )
         candidates = (end, goes_on or end, records[0].offset if records else end)
         gap.last = min(candidates) - 1

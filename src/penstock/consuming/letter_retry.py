@@ -277,8 +277,8 @@ def _raise_if_not_its_fault(letter: DeadLetterRow, failed: NotApplied) -> None:
         raise HandlerCommitted(
             f"consumer {letter.consumer}: the handler committed the transaction that removes the "
             "dead letter: its effects are in the database, and would be doubled by another retry. "
-            "Take the COMMIT out of the handler, and see to the effects of this record, then: "
-            f"penstock dead-letters drop {letter.consumer} '{letter.place}' --apply"
+            "Take the COMMIT out of the handler, check the effects of this record, then: penstock "
+            f"dead-letters drop {letter.consumer} '{letter.place}' --apply"
         ) from failed.error
     if isinstance(failed.outcome, Broken):
         raise failed.error

@@ -81,7 +81,7 @@ class HandlerTransaction:
     after_commit: ClassVar[str] = (
         "the handler committed the transaction that carries the checkpoint: its effects are in the "
         "database, and would be doubled by another attempt. Take the COMMIT out of the handler, "
-        "and see to the effects of this batch"
+        "and check the effects of this batch"
     )
     """Text about a handler that has committed; the caller adds the command that goes on behind its
     records."""
@@ -254,8 +254,9 @@ class HandlerTransaction:
             case driver_errors.IN_FAILED_TRANSACTION:
                 text = (
                     f"{consumer}: the handler caught a database error and went on, but Postgres "
-                    "had given the transaction up. Let the error out, or put what may fail into "
-                    "`with session.begin_nested():`, or Django's `transaction.atomic()` for its ORM"
+                    "had aborted the transaction. Let the error out, or put what may fail into "
+                    "`with session.begin_nested():`, or Django's `transaction.atomic()` for its "
+                    "ORM"
                 )
                 hidden = BrokenTransaction(text)
                 hidden.__cause__ = self._caller.aborts.last

@@ -93,8 +93,8 @@ def _make_each(setup: WorkerSetup, log: LogChannel) -> SeveralRunners:
     consumer, urls = setup.consumer, setup.sources
     if setup.shards is not None:
         raise DeclarationError(
-            f"consumer {consumer.name} reads several sources, each with its own shards: it takes "
-            "all of them"
+            f"consumer {consumer.name} reads several sources, each with shards of its own: leave "
+            "out the shards, and it reads all"
         )
     check_sources(consumer, urls)
     setups = {

@@ -213,8 +213,8 @@ def postgres_errors(activity: str, *, is_own: bool = True) -> Iterator[None]:
                 raise ServerUnavailable(f"{activity}: {_why_unavailable(cause)}") from error
             case ErrorKind.SCHEMA if not is_own:
                 raise Unknown(
-                    f"{activity}: {first_line(cause)}. The application's query, or its table, "
-                    "names it"
+                    f"{activity}: {first_line(cause)}. The name comes from the application's "
+                    "query, or from its table"
                 ) from error
             case ErrorKind.SCHEMA:
                 raise ObjectMissing(

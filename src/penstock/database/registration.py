@@ -45,9 +45,8 @@ def find_objection(channel: Channel, registration: Registration) -> Objection | 
     return Objection(
         ChannelMismatch,
         f"channel {channel.name} is declared as {_describe(channel.kind, channel.shards)}, and "
-        "registered as "
-        f"{_describe(registration.kind, registration.shards)}: records would go where nobody reads "
-        "them, and keys change their shards",
+        f"registered as {_describe(registration.kind, registration.shards)}: records would go "
+        "where nobody reads them, and keys would change shards",
         _what_to_do(channel, registration.kind, registration.shards),
     )
 

@@ -128,15 +128,17 @@ class StagingRule:
         channel, is_queue = self.channel, self.channel.traits.has_jobs
         if is_queue and self.tenant is None:
             raise self._error(
-                f"channel {channel.name} is a queue, whose tenants take turns: "
-                'say whose a message is, for example tenant="account_id"'
+                f"channel {channel.name} is a queue, and each of its messages needs "
+                'a tenant: for example tenant="account_id"'
             )
         if not is_queue and self.tenant is not None:
             raise self._error(
                 f"tenant is for queues, and channel {channel.name} is a {channel.kind}"
             )
         if not is_queue and self.key is None:
-            raise self._error('key is missing; name what keeps its order, for example key="id"')
+            raise self._error(
+                'key is missing; name the attribute whose records keep their order: key="id"'
+            )
 
     def _checked_names(self, part: str) -> Named | None:
         """Returns the names in ``key`` or ``tenant``: one as text, several as a tuple."""
@@ -238,7 +240,7 @@ class ConsumerSpec:
                 raise self._error(f"{setting}={value!r}; it takes {', '.join(choices)}")
         if self.trace == "child" and not self.each:
             raise self._error(
-                'trace="child" takes each=True: the records of a batch are of many traces'
+                'trace="child" takes each=True: the records of a batch belong to several traces'
             )
 
     def _error(self, problem: str) -> DeclarationError:
@@ -264,8 +266,8 @@ class ConsumerSpec:
             )
         if self.dataframe and (self.payload is not None or self.is_async):
             raise self._error(
-                "a handler with dataframe=True is a plain function of a DataFrame: "
-                "payload and async def are for the others"
+                "a handler with dataframe=True is a plain function of a DataFrame: payload and "
+                "async def are for other handlers"
             )
 
     @property
@@ -334,7 +336,7 @@ class WorkerSpec(ConsumerSpec):
     def _check_shape(self) -> None:
         if not self.channel.traits.has_jobs:
             raise DeclarationError(
-                f"worker {self.name}: channel {self.channel.name} is no Queue; declare a "
+                f"worker {self.name}: channel {self.channel.name} is not a Queue; declare a "
                 "consumer: pipeline.consumer(reads=…)"
             )
 
@@ -371,7 +373,7 @@ class ReconciliationSpec:
         for column in {*self.key, *(self.columns or ()), *self.tolerance}:
             if not isinstance(cast("object", column), str) or not column or "\0" in column:
                 raise DeclarationError(
-                    f"reconciliation {self.name}: {column!r} is no name of a column"
+                    f"reconciliation {self.name}: {column!r} is not the name of a column"
                 )
         twice = set(self.key) & {*(self.columns or ()), *self.tolerance}
         if twice:
@@ -401,7 +403,7 @@ def table_named(state: Any) -> tuple[str | None, str]:
     elif isinstance(getattr(table, "name", None), str):
         return table.schema, table.name
     raise DeclarationError(
-        f"state {state!r} is no table: give a mapped class, a Table, or a name such as "
+        f"state {state!r} is not a table: give a mapped class, a Table, or a name such as "
         "'public.totals'"
     )
 

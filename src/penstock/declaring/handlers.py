@@ -159,8 +159,8 @@ def check_handler(consumer: str, handler: object, *, of_jobs: bool = False) -> N
     ):
         alone = ", or with the job alone" if of_jobs else ""
         raise DeclarationError(
-            f"consumer {consumer}: the handler is called with two arguments, the session and what "
-            f"to handle{alone}, and cannot be: {error}"
+            f"consumer {consumer}: the handler cannot be called with two arguments, the session "
+            f"and the items{alone}: {error}"
         ) from error
 
 
@@ -204,14 +204,15 @@ class Around:
                 ) from error
             if function is not None and _is_generator(function):
                 raise DeclarationError(
-                    f"around: {function!r} contains `yield`, so calling it does nothing: it calls "
-                    "`call`"
+                    f"around: {function!r} contains `yield`, so calling it does nothing: let it "
+                    "call `call` and return"
                 )
         if self.asynchronous is not None and (
             is_async(self.middleware) or not is_async(self.asynchronous)
         ):
             raise DeclarationError(
-                "around: it takes a plain function, and asynchronous= one that is `async def`"
+                "around: it takes a plain function; asynchronous= takes one declared with `async "
+                "def`"
             )
 
     def check(self, subject: str, handler: Handler) -> None:

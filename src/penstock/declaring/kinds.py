@@ -72,9 +72,7 @@ def checked_consumer(name: object) -> str:
     """Returns the name of a consumer if it is valid.  Raises ``InvalidName``."""
     checked = checked_name(name, "consumer")
     if REPLAY_RULE.fullmatch(checked):
-        raise InvalidName(
-            f"consumer {checked!r}: such names are those of replays; take another one"
-        )
+        raise InvalidName(f"consumer {checked!r}: replays have such names; choose another one")
     return checked
 
 
@@ -121,9 +119,9 @@ def check_reconciled(channel: "Channel", subject: str) -> None:
     """Checks that a consumer of the channel can be compared at a cut."""
     if not channel.traits.keeps_records:
         raise DeclarationError(
-            f"{subject}: it reads {channel.traits.title}, and stands at no offset that a cut "
-            "could equal. It needs none: it reads the tables as they are; mark dirty, or stage, "
-            "what should be done again"
+            f"{subject}: it reads {channel.traits.title}, so it has no offset to compare at a cut. "
+            "It needs no reconciliation, because it reads the tables as they are; to have "
+            "something processed again, mark it dirty or stage it"
         )
     refuse_sources(channel, subject, "no cut spans several databases")
 
@@ -259,7 +257,7 @@ class _Sharded:
         checked_name(self.name, "channel")
 
     def _check_max_bytes(self, value: int) -> None:
-        hint = ". Keep larger payloads elsewhere, and stage where they are"
+        hint = ". Keep larger payloads elsewhere, and stage a reference"
         self._check_range("max_bytes", value, LARGEST_MAX_BYTES, hint)
 
     def shard_for(self, key: str | bytes) -> Shard:
@@ -322,8 +320,7 @@ class LogChannel(_Sharded, Generic[Payload]):
             raise self._error(f"its name has another source than {self.source!r}")
         if self.sources and (separator or self.source is not None):
             raise self._error(
-                "it has a source where it is staged, or sources where they are read together, not "
-                "both"
+                "give source where it is staged, or sources where they are read together, not both"
             )
         if len(set(self.sources)) < len(self.sources):
             raise self._error(f"sources has a name twice: {', '.join(self.sources)}")
@@ -446,8 +443,8 @@ class Queue(_Sharded):
             raise self._error(f"keys_within is {self.keys_within!r}; it takes queue or tenant")
         if self.key_limits and self.shards > 1 and self.keys_within == "queue":
             raise self._error(
-                f"key_limits are over all tenants, and of its {self.shards} shards each knows "
-                "only its own: give the queue one shard, or declare keys_within='tenant'"
+                f"key_limits apply across all tenants, and each of its {self.shards} shards counts "
+                "only its own messages: give the queue one shard, or declare keys_within='tenant'"
             )
 
     def _check_limits(self, field_: str, kind: type[TenantLimits | KeyLimits]) -> None:

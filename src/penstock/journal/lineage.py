@@ -109,8 +109,8 @@ def examine_lineage(
     if went_back[0]:
         raise HistoryDiverged(
             "this database's transaction ids lie before those of its records or of its last tick: "
-            "it was dumped and loaded, or restored into another cluster. What is staged since "
-            "cannot be told from what is not. See docs: errors#historydiverged; then: penstock "
+            "it was dumped and loaded, or restored into another cluster. Records staged since "
+            "cannot be told from older ones. See docs: errors#historydiverged; then: penstock "
             "reset epoch"
         )
     _compare_epochs(newest_written, newest[0])
@@ -185,8 +185,8 @@ def _compare_epochs(written: Epoch, newest: Epoch) -> None:
     if written > newest:
         raise HistoryDiverged(
             f"the log was written in epoch {written}, Postgres knows only {newest}: Postgres has "
-            "lost commits, or a reset did not come to its end. See docs: errors#historydiverged; "
-            "then: penstock reset epoch"
+            "lost commits, or a reset was not finished. See docs: errors#historydiverged; then: "
+            "penstock reset epoch"
         )
 
 
@@ -225,8 +225,8 @@ def _check_ids(store: Store) -> None:
     is_behind = store.value("ids_behind", table, doing="comparing ids")
     if is_behind is not False:
         problem = (
-            "the next id of staged_records is one that Postgres has: the database was copied "
-            "without its sequences, as by logical replication"
+            "the next id of staged_records is in use: the database was copied without its "
+            "sequences, as by logical replication"
             if is_behind
             else "this is another cluster than before, and this role may not see whether its "
             "sequences were copied: GRANT SELECT ON SEQUENCE "

@@ -538,6 +538,6 @@ def _check_fits(
         )
     if keys and set(json.loads(keys[0], parse_int=str)) != set(spec.key):
         raise Refused(
-            f"reconciliation {spec.name}: its key is another one since the run that was "
-            "interrupted. Compare everything again: without --resume"
+            f"reconciliation {spec.name}: its key has changed since the interrupted run. Compare "
+            "everything again: without --resume"
         )

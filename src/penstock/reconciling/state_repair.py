@@ -162,9 +162,9 @@ def left_over(
 ) -> RepairRefused:
     """Makes the error for rows that were left because other rows refer to them."""
     return RepairRefused(
-        f"rows of {', '.join(spec.state for spec in specs)} would have to go or to change, and "
-        f"other rows refer to them: {', '.join(sorted(set(reasons)))}. {outcome}. Repair or "
-        "remove the rows that refer to them, and repeat it"
+        f"rows of {', '.join(spec.state for spec in specs)} would be deleted or changed, and other "
+        f"rows refer to them: {', '.join(sorted(set(reasons)))}. {outcome}. Repair or remove the "
+        "rows that refer to them, and repeat it"
     )
 
 

@@ -537,7 +537,7 @@ class StateTable:
         generated = [name for name in self._compared if self.columns[name].is_generated]
         causes = [*self._interceptors, *(f"generated column {name}" for name in generated)]
         return RepairRefused(
-            f"rows of {self.spec.state} do not become what is canonical: "
+            f"rows of {self.spec.state} do not take the canonical values: "
             f"{', '.join(causes) or 'a column'} gives them other values, or writes other rows. "
             f"They are as they were. Let the canonical query of reconciliation {self.spec.name} "
             "return what the table holds, or leave the column out"

@@ -273,7 +273,7 @@ def _inspect(
         if candidate.oid is not None and candidate.oid not in members:
             place = quote(candidate.schema, candidate.table)
             yield CaptureFault(
-                f"trigger {candidate.trigger} of table {place} captures what is no part of table "
+                f"trigger {candidate.trigger} of table {place} is on no part of table "
                 f"{trigger.table}",
                 f"DROP TRIGGER {quote(candidate.trigger)} ON {place}",
                 is_refused=False,
@@ -351,7 +351,7 @@ def _find_undeclared(
             table = quote(trigger.schema, trigger.table or "")
             drop = f"DROP FUNCTION {quote(pipeline.scope.schema, name)}() CASCADE"
             message = (
-                f"trigger {trigger.trigger} of table {table} captures for no rule of this pipeline"
+                f"trigger {trigger.trigger} of table {table} belongs to no rule of this pipeline"
             )
             if name in by_hooks:
                 message = (

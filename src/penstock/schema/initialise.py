@@ -124,8 +124,8 @@ def initialise(
     finally:
         engine.dispose()
     raise ServerUnavailable(
-        f"creating Penstock's tables: lost {ATTEMPTS} times against transactions that held some "
-        "of them and waited for others; nothing was changed. Type it again when less is written"
+        f"creating Penstock's tables: gave up after {ATTEMPTS} deadlocks with transactions that "
+        "write to the same tables; nothing was changed. Repeat the command under less load"
     )
 
 

@@ -160,7 +160,7 @@ def _array(ids: Iterable[int]) -> str:
         return int_array(map(int, ids))
     except (TypeError, ValueError) as error:
         raise InvalidRecord(
-            "ids", f"are {ids!r}; a job is named by its number, each an argument of its own"
+            "ids", f"are {ids!r}; give the number of each job as an argument of its own"
         ) from error
 
 

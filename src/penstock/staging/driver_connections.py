@@ -178,8 +178,8 @@ def _refuse_psycopg_autocommit(connection: Any) -> None:
 def _check_django(connection: Any) -> None:
     if connection.vendor != "postgresql":
         raise NotAttached(
-            f"the Django connection {connection.alias!r} is of {connection.vendor}; records are "
-            "staged in the Postgres that holds the changed tables: django.db.connections[alias]"
+            f"the Django connection {connection.alias!r} is to {connection.vendor}; records are "
+            "staged in the Postgres database of the changed tables: django.db.connections[alias]"
         )
     if not connection.in_atomic_block and connection.get_autocommit():
         raise StagingError(f"{AUTOCOMMIT}; begin a transaction: with transaction.atomic()")

@@ -404,8 +404,8 @@ def _require_log(channel: Any) -> Channel:
     if isinstance(channel, LogChannel):
         raise InvalidRecord(
             "to",
-            f"{channel.name} is read from the sources {', '.join(channel.sources)}; each stages "
-            "into its own: Log(…, source=…)",
+            f"{channel.name} is read from the sources {', '.join(channel.sources)}; an application "
+            "stages into the log of its own source: Log(…, source=…)",
         )
     if isinstance(channel, Ick):
         raise InvalidRecord(
@@ -518,8 +518,8 @@ def require_pipeline(channel: Channel, pipeline: Declarations | None, caller: st
     """Returns ``pipeline`` if it has the channel; otherwise raises ``NotAttached``."""
     if pipeline is None:
         raise NotAttached(
-            f"channel {channel.name}: a connection has no pipeline attached, which names the "
-            f"schema; give it: {caller}(connection, to=channel, …, pipeline=pipeline)"
+            f"channel {channel.name}: a connection has no pipeline attached, and only a pipeline "
+            f"names the schema; pass it: {caller}(connection, to=channel, …, pipeline=pipeline)"
         )
     if pipeline.channels.get(channel.name) != channel:
         raise NotAttached(f"the pipeline does not have this channel {channel.name}; {_ADD}")

@@ -234,8 +234,8 @@ class DeclaredWorker(Generic[_Arguments, _Result, Payload]):
         if len(records) > 1 and options.get("unique") is not None:
             raise InvalidRecord(
                 "unique",
-                "is one name for several jobs, of which one would be done: give each its own, by "
-                "stage",
+                "is one name for several jobs, of which only one would be done; stage each job "
+                "with a name of its own",
             )
         return records
 

@@ -109,7 +109,7 @@ def limit_values(
     Raises ``InvalidMessage``.
     """
     if (tenant is None) is (key is None):
-        raise InvalidMessage("limit", "takes a tenant or a key, one of them")
+        raise InvalidMessage("limit", "takes either a tenant or a key")
     kind, name, expected = (
         ("tenant", tenant, TenantLimits) if key is None else ("key", key, KeyLimits)
     )
@@ -119,7 +119,8 @@ def limit_values(
         )
     if parts > 1 and isinstance(limits, KeyLimits) and not limits.is_paused:
         problem = (
-            f"are over all tenants of {queue}, and of its {parts} shards each knows only its own"
+            f"apply across all tenants of {queue}, and each of its {parts} shards counts only its "
+            "own jobs"
         )
         raise InvalidMessage("limits", f"{problem}: declare keys_within='tenant', or pause the key")
     encoded = None if limits is None else json.dumps(limits_as_json(limits))

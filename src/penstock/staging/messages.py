@@ -75,7 +75,8 @@ def make_message(  # noqa: PLR0913  a row has this many columns
         )
     if options.get("tenant") is None:
         raise InvalidRecord(
-            f"{field}tenant", f"is missing: {channel.name} is a queue; say whose the message is"
+            f"{field}tenant",
+            f"is missing: {channel.name} is a queue, and each message needs a tenant",
         )
     tenant = _checked(options["tenant"], "tenant", field)
     header = _make_own(options, None if key is None else _checked(key, "key", field), field)

@@ -398,7 +398,7 @@ def _find_fault(value: object) -> str | None:
         return (
             None
             if isfinite(value)
-            else "is NaN or infinite, which JSON does not have: give None, or a word of your own"
+            else "is NaN or infinite, which JSON does not have: give None, or a text"
         )
     try:
         _convert(value)
@@ -408,7 +408,7 @@ def _find_fault(value: object) -> str | None:
         if not isinstance(value, Decimal):
             return f"is of type {type(value).__name__}: {_make_hint(value)}"
         if not value.is_finite():
-            return "is a Decimal NaN or infinity: give None, or a word of your own"
+            return "is a Decimal NaN or infinity: give None, or a text"
         return (
             f"is a Decimal beyond Postgres' numeric ({_NUMERIC_DIGITS} digits before the "
             f"point, {_NUMERIC_SCALE} after)"

@@ -68,9 +68,9 @@ class TypedPayload:
             path, value = fault
             raise InvalidRecord(
                 path,
-                f"is of type {type(value).__name__}, and its JSON does not come back as it was "
-                f"given, as a part of {self.model.__name__}: give it a type that JSON keeps, or a "
-                "serializer that its validator reads",
+                f"is of type {type(value).__name__}, which does not survive a round trip through "
+                f"JSON as a part of {self.model.__name__}: give it a type that JSON keeps, or a "
+                "serializer whose output its validator reads",
             )
 
 

@@ -159,18 +159,18 @@ AUTOCOMMIT = (
 )
 
 _POOLED = (
-    "a pooler is between, and the driver prepares statements: with psycopg, "
+    "the connection goes through a pooler, and the driver prepares statements: with psycopg, "
     'connect_args={"prepare_threshold": None}'
 )
 
 _HINTS = {
     "26000": _POOLED,
     "42P05": _POOLED,
-    "23505": "a group of this name is known, until its queue's keep has passed since its end: "
-    "give this one another name",
+    "23505": "another group has this name, which is free once its queue's keep has passed since "
+    "its end: choose another name",
     "42P01": "create Penstock's tables: penstock init",
     "3F000": "create Penstock's tables: penstock init",
-    "42501": "the role is no producer: GRANT penstock_producer TO it, see penstock init --roles",
+    "42501": "the role is not a producer: GRANT penstock_producer TO it; see penstock init --roles",
 }
 
 

@@ -140,7 +140,9 @@ def _warn(message: str) -> None:
 def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
     """Finds the mistakes in a rule that show when it is declared, before any object changes."""
     subject = f"staging rule of {rule.model.__name__}"
-    refuse_sources(rule.channel, subject, "a source alone stages into it: Log(…, source=…)")
+    refuse_sources(
+        rule.channel, subject, "only an application with a source stages into it: Log(…, source=…)"
+    )
     # inspect() would configure the mappers now, while classes they refer to may still be undefined.
     if not hasattr(rule.model, "__mapper__"):
         raise DeclarationError(

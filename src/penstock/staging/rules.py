@@ -398,7 +398,7 @@ def resolve_target(target: Any) -> Target:
         target.configure(sync_session_class=subclass)
         return subclass
     raise DeclarationError(
-        f"{type(target).__name__} is no session to attach to; take a Session, a sessionmaker, a "
+        f"{type(target).__name__} cannot be attached to; pass a Session, a sessionmaker, a "
         "scoped_session with a sessionmaker, or one of their async equivalents"
     )
 
@@ -411,7 +411,7 @@ def _own(target: Any, shared: Any) -> type[Any]:
     """Returns the session class of this target alone: a subclass of ``shared``, made once."""
     if not isinstance(shared, type):
         raise DeclarationError(
-            f"sync_session_class is {shared!r}, which is no class: give a subclass of Session"
+            f"sync_session_class is {shared!r}, which is not a class: give a subclass of Session"
         )
     if _own_classes.get(target) is not shared:
         _own_classes[target] = type(shared.__name__, (shared,), {})

@@ -291,7 +291,7 @@ def _make_refusal(mapper: Mapper[Any], error: DBAPIError, lock: Change | None) -
     rights = "SELECT, UPDATE" if lock else "SELECT"
     return StagingError(
         f"the role may not read{' and lock' if lock else ''} the rows of {mapper.class_.__name__} "
-        f"that it changes, and their records tell of the rows: GRANT {rights} ON {tables} TO it, "
+        f"that it changes, which their records need: GRANT {rights} ON {tables} TO it, "
         'or declare the rule with capture="trigger"'
     )
 

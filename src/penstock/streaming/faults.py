@@ -115,10 +115,9 @@ def check_missed(store: Store, shard: ShardName) -> None:
     [(count, first)] = store.rows("missed_in_shard", parameters, doing="looking for missed records")
     if count:
         raise DamagedJournal(
-            f"{shard}: {format_count(count, 'record')} lost the given offset (the first is record "
-            f"{first}): rows of the journal were "
-            "deleted by something other than Penstock. See docs: errors#damagedjournal; then: "
-            "penstock reset epoch"
+            f"{shard}: something other than Penstock has deleted rows of the journal, and with "
+            f"them the offsets of {format_count(count, 'record')} (the first is record {first}). "
+            "See docs: errors#damagedjournal; then: penstock reset epoch"
         )
 
 

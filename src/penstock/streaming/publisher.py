@@ -88,9 +88,9 @@ def refusal(batch: Batch, reply: Foreign) -> HistoryDiverged:
     """Returns the error of a log, or a position, that holds another record than the journal."""
     return HistoryDiverged(
         f"{batch.shard} offset {reply.offset}: the log holds record {reply.id}, the journal has "
-        "another there. Either "
-        "Postgres has lost commits that were published, or two databases write to one namespace. "
-        "See docs: errors#historydiverged; then: penstock reset epoch"
+        "another record there. Either Postgres has lost commits that were published, or two "
+        "databases write to one namespace. See docs: errors#historydiverged; then: penstock reset "
+        "epoch"
     )
 
 
@@ -141,9 +141,8 @@ class Replies:
                 self._foreign.setdefault(batch.shard, refusal(batch, reply))
             case FencedOff(epoch):
                 raise Fenced(
-                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in {batch.epoch}, "
-                    "which Postgres has left. "
-                    "Start it again"
+                    f"{batch.shard}: the log is in epoch {epoch}, this streamer in the older epoch "
+                    f"{batch.epoch}. Start the streamer again"
                 )
             case _:
                 assert_never(reply)
@@ -315,8 +314,8 @@ class Publisher:
                 why = str(error)
             case _:
                 why = (
-                    "Redis breaks the connection when it is sent. "
-                    "Is it larger than proto-max-bulk-len?"
+                    "Redis closes the connection when the record is sent. Is it larger than "
+                    "proto-max-bulk-len?"
                 )
         return UnpublishableRecord(f"{record}: {why} See docs: errors#unpublishablerecord")
 

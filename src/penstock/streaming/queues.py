@@ -456,9 +456,8 @@ class Queues:
             raise written.reply.error
         if isinstance(written.reply, FencedOff):
             raise Fenced(
-                f"{shard}: the queue is in epoch {written.reply.epoch}, this streamer in "
-                f"{self._epoch}, which Postgres has left. "
-                "Start it again"
+                f"{shard}: the queue is in epoch {written.reply.epoch}, this streamer in the older "
+                f"epoch {self._epoch}. Start the streamer again"
             )
         crashpoint("queues.after_feed")
         taken_ids = [

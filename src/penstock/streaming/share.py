@@ -105,8 +105,8 @@ def parse_share(text: str) -> Share:
     number, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= count <= MAX_SHARES:
         raise InvalidSetting(
-            f"share {text!r}: give a number and how many shares there are, such as 1/2 and 2/2; at "
-            f"most {MAX_SHARES} shares"
+            f"share {text!r}: give the number of the share and the number of all shares, such as "
+            f"1/2 or 2/2; at most {MAX_SHARES} shares"
         )
     return Share(number, count)
 

@@ -202,10 +202,9 @@ def _describe_divergence(word: bytes, *places: int, shard: ShardName) -> str:
     match word, places:
         case b"behind", [tail, offset]:
             return (
-                f"the group has read up to {offset}, and the log ends at {tail}: it has lost its "
-                "end; nothing was read. "
-                f"A streamer replays it. If nothing does: rewind({shard.shard}, 'last'), or to an "
-                "offset"
+                f"the group has read up to {offset}, and the log ends at {tail}: the log has lost "
+                "its end; nothing was read. A streamer replays it. If nothing does: "
+                f"rewind({shard.shard}, 'last'), or to an offset"
             )
         case b"rewound", [before, after, epoch]:
             return (

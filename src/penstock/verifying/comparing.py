@@ -239,7 +239,7 @@ def _compare_staged(shard: ShardName, expected: Sequence[ExpectedRecord]) -> Ite
     for row in expected:
         record = row.record
         if row.values is None:
-            text = f"the journal names record {record}, which is not there: it cannot be sent again"
+            text = f"the journal names record {record}, which is gone: it cannot be sent again"
             yield make_finding(
                 shard, FindingKind.MISSING, "staged", row.offset, text, record=record
             )
@@ -285,7 +285,7 @@ def _compare_entries(
             names = " and ".join(
                 _SHOWN[name] for name, logged, staged in columns if logged != staged
             )
-            text = f"{names} of record {belongs.record}: the log has another than the staged record"
+            text = f"{names} of record {belongs.record}: the log and the staged record differ"
             yield make_finding(
                 shard, FindingKind.CHANGED, "log", offset, text, record=belongs.record
             )

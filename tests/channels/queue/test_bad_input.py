@@ -241,7 +241,7 @@ def test_a_tenant_neither_deletes_nor_hides_another_ones_message(queue: FairQueu
     queue.write("mine", "one", id="same")
 
     assert queue.delete("yours", ["same"]) == ["unknown"]
-    with pytest.raises(InvalidMessage, match="another tenant's message has"):
+    with pytest.raises(InvalidMessage, match="the id of another tenant's message"):
         queue.write("yours", "other", id="same")
     assert queue.write("mine", "one", id="same").is_new is False
     assert queue.delete("mine", ["same"]) == ["waiting"]

@@ -95,7 +95,7 @@ def _inspected(
     try:
         records, dirtied = (int(number or 0) for number in count)
     except ValueError:
-        return IckStatus(damage=f"{shard}: the counts of its records are no numbers")
+        return IckStatus(damage=f"{shard}: the counts of its records are not numbers")
     ratio = records / dirtied if dirtied else None
     if stats is None:
         return IckStatus(records=records, dirtied=dirtied, coalescing_ratio=ratio)
@@ -175,7 +175,7 @@ def _wrong_type(shard: ShardName, error: RedisFailure) -> Exception:
 _HELD: Mapping[MemberState, str] = {
     "dirty": "its member is dirty: it waits for a consumer",
     "reserved": "its member is reserved by a consumer of the six operations",
-    "held": "a consumer holds its member, and works on it",
+    "held": "a consumer has reserved its member",
 }
 
 
@@ -205,4 +205,4 @@ def find_member(
             raise _wrong_type(shard, reply)
         if reply is not None and float(reply) < latest:
             states.append(state)
-    return (states[0], _HELD[states[0]]) if states else ("done", "its member was done since")
+    return (states[0], _HELD[states[0]]) if states else ("done", "its member was processed since")

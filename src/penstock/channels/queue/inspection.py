@@ -218,7 +218,9 @@ def busiest_tenants(
 
 def _require_time(shard: ShardName, seconds: float) -> datetime:
     if (time := to_time(seconds)) is None:
-        raise ForeignQueue(f"{shard}: a score of the queue is no time: Penstock did not write it")
+        raise ForeignQueue(
+            f"{shard}: a score of the queue is not a time: Penstock did not write it"
+        )
     return time
 
 

@@ -80,8 +80,8 @@ class NewMessage:
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidMessage(
                 name,
-                f"has {size:,} bytes; it takes {MAX_PAYLOAD_BYTES:,}. "
-                "Keep larger ones elsewhere, and write where they are",
+                f"has {size:,} bytes; it takes {MAX_PAYLOAD_BYTES:,}. Keep larger payloads "
+                "elsewhere, and send a reference",
             )
 
 

@@ -64,7 +64,7 @@ class ReaderOptions:
                 f"lease_s is {self.lease_s}; it takes {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds"
             )
         if not self.limit_s > 0 or self.attempts < 1:
-            raise DeclarationError("limit_s and attempts take more than 0")
+            raise DeclarationError("limit_s and attempts must be above 0")
         if self.preferred is not None and not 0 <= self.preferred < MAX_STREAMS:
             raise DeclarationError(
                 f"preferred is {self.preferred}; it takes the number of a stream, 0 to "

@@ -449,9 +449,9 @@ class QueueShape:
             if len(self.shards) > 1 and message.unique and message.unique.within == "queue":
                 raise InvalidMessage(
                     "unique",
-                    f"is a name over all tenants, and queue {self.name} has {len(self.shards)} "
-                    "shards, each of which knows only its own: "
-                    "give the queue one shard, use Unique(…, within='tenant'), or a pipeline",
+                    f"is a name across all tenants, and each of the {len(self.shards)} shards of "
+                    f"queue {self.name} knows only its own names: give the queue one shard, use "
+                    "Unique(…, within='tenant'), or a pipeline",
                 )
             places.setdefault(self.shard_for(message.tenant).number, []).append(place)
         return [(self.shards[number], message_places) for number, message_places in places.items()]
@@ -475,16 +475,15 @@ def _written(message: NewMessage, reply: bytes) -> Written:
         case "known":
             return Written(message.id, is_new=False)
         case "taken":
-            error = InvalidMessage("id", f"is {message.id!r}, which another tenant's message has")
+            error = InvalidMessage("id", f"is {message.id!r}, the id of another tenant's message")
             return Written(message.id, is_new=False, refused=error)
         case "duplicate" | "windowed":
             return Written(message.id, is_new=False, duplicate_of=details[0])
         case "full":
             has, limit = map(int, details[0].split(" "))
             full = TenantFull(
-                f"tenant {message.tenant!r} has {has:,} bytes in the queue, and may have "
-                f"{limit:,}; "
-                "wait until some are done, or raise its limit"
+                f"tenant {message.tenant!r} has {has:,} bytes in the queue, and its limit is "
+                f"{limit:,}; wait until some messages are done, or raise its limit"
             )
             return Written(message.id, is_new=False, refused=full)
         case _:

@@ -158,7 +158,9 @@ def parse_stats(reply: Sequence[Any]) -> dict[str, int]:
     try:
         return {as_text(k): int(v) for k, v in zip(reply[1::2], reply[2::2], strict=True)}
     except ValueError as error:
-        raise ForeignQueue("a score of the queue is no time: Penstock did not write it") from error
+        raise ForeignQueue(
+            "a score of the queue is not a time: Penstock did not write it"
+        ) from error
 
 
 def sum_stats(shards: Sequence[Mapping[str, int]]) -> QueueStats:

@@ -320,8 +320,8 @@ class JobDeliverer:
             committed = []
         if not committed:
             text += (
-                f"; or one of the {format_count(len(jobs), 'job')} that were done together, and "
-                "none of them is finished"
+                f". Another of the {format_count(len(jobs), 'job')} done together may have caused "
+                "it, so none of them is finished"
             )
         halting = leases[culprit or 0]
         halted = self._note_halted(halting, self._halt(halting, jobs[halting], text, failed.kind))
@@ -367,7 +367,7 @@ class JobDeliverer:
 
     def _refuse(self, lease: Lease, job: Job[Any] | None) -> Ended:
         if job is None:
-            return _ended(lease, Counts(dead=1), "dead", reason="it is no record of a pipeline")
+            return _ended(lease, Counts(dead=1), "dead", reason="it is not a record of a pipeline")
         attempts = self._worker.attempts
         why = (
             f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, "

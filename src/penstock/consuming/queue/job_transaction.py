@@ -60,8 +60,8 @@ class JobTransaction(HandlerTransaction):
     after_commit: ClassVar[str] = (
         "the handler committed its transaction, and failed afterwards: what it wrote until then is "
         "in the database, the job counts as done, and will not be done again. Take the COMMIT out "
-        "of the handler, and see to the rest of this job, then: penstock reset checkpoint "
-        "{consumer} --resume --apply"
+        "of the handler, check the rest of this job, then: penstock reset checkpoint {consumer} "
+        "--resume --apply"
     )
 
     def __init__(self, setup: WorkerSetup, *, server_start_us: int | None = None) -> None:

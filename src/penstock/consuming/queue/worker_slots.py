@@ -382,8 +382,8 @@ class HungSlots:
         if len(self._abandoned) > self._worker.concurrency:
             raise HandlerHung(
                 f"consumer {self._worker.name}: {len(self._abandoned)} handlers have hung for "
-                f"longer than limit ({self._worker.limit:g} s), and Python cannot end them: the "
-                "process has to be started anew. Give what the handler waits for a timeout"
+                f"longer than their limit of {self._worker.limit:g} s, and Python cannot end them: "
+                "restart the process. Set a timeout on what the handler waits for"
             )
 
     def _abandon(self, slot: Slot, lease: Lease) -> None:

@@ -43,7 +43,7 @@ MIN_PAUSE_S = 1.0
 
 WAY_OUT = (
     "Once its streamer runs again (penstock reset epoch, there): penstock reset source {consumer} "
-    "{source}, which tells the offsets in doubt"
+    "{source}, which lists the offsets in doubt"
 )
 
 
@@ -300,8 +300,8 @@ class SourceLink:
         if applied is None or journaled is None or journaled.is_same_as(applied):
             return None
         return self._diverged(
-            f"{place}: record {applied.id} is applied, and source {self.source} has another one "
-            f"there, {journaled.id}"
+            f"{place}: record {applied.id} is applied, and source {self.source} has record "
+            f"{journaled.id} there"
         )
 
     def _diverged(self, text: str) -> str:
