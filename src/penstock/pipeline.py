@@ -486,9 +486,9 @@ class Pipeline:
             for other in self._consumers.values():
                 if other.channel == spec.channel:
                     raise DeclarationError(
-                        f"consumer {spec.name}: {other.name} reads {spec.channel.name} already, "
-                        f"and what it has done is off the {spec.channel.kind}; declare another "
-                        "one, and stage or mark to both"
+                        f"consumer {spec.name}: {other.name} already reads {spec.channel.name}, "
+                        f"and what it has processed leaves the {spec.channel.kind}; declare "
+                        f"another {spec.channel.kind}, and stage or mark to both"
                     )
         for around in self._around:
             around.check(spec.whose, spec.handler)

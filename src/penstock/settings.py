@@ -213,7 +213,7 @@ def read_defaults(directory: Path = Path()) -> dict[str, Any]:
             raise InvalidSetting(f"{name}: {_EMPTY}")
         if isinstance(value, dict) or isinstance(value, list) != (name in {"conf", "sources"}):
             raise InvalidSetting(
-                f"{name}: a value of another type is wanted, in {file} or in {PREFIX}…"
+                f"{name}: the value has another type than the setting, in {file} or in {PREFIX}…"
             )
     return values
 

@@ -61,7 +61,7 @@ WRONG = [
     (("tail", "things", "--count", str(2**63)), f"count is {2**63}; numbers go to"),
     (("reset", "checkpoint", "reader", "--to", HUGE), "offsets go to 9223372036854775807"),
     (("dead-letters", "show", "reader", f"things/0 offset {HUGE}"), "go to 9223372036854775807"),
-    (("trace", "9" * 5000), "is no number of a record; if it is a key, add --key"),
+    (("trace", "9" * 5000), "is not the number of a record; if it is a key, add --key"),
     (("trace", "k\udcff"), "text is not in UTF-8: 'k\\udcff'"),
     (("tail", "th\udcffings"), "channel is not in UTF-8"),
     (("consume", "reader\udcff", "--drain"), "is not in UTF-8"),

@@ -56,7 +56,7 @@ def test_ten_thousand_jobs_are_filtered_paged_and_cancelled_by_one_plan(see_as: 
     given = dict(parse_qsl(urlsplit(unescape(cancel)).query))
     shown = client.get("/act/cancel", params=given).text
     assert f"{len(ids)} jobs now." in shown
-    assert "None that is staged after this plan." in shown
+    assert "Jobs staged after this plan stay as they are." in shown
     fields = plan(client, "cancel", given)
     connection.execute(STAGE_ONE.encode())
     answer = client.post("/act/cancel", data=fields | {"confirm": "jobs"})

@@ -567,7 +567,7 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
 ) -> None:
     declare_index(flow, index)
 
-    with pytest.raises(DeclarationError, match="indexer reads index already"):
+    with pytest.raises(DeclarationError, match="indexer already reads index"):
         flow.consumer(reads=index, name="second")(copy_documents)
     with pytest.raises(DeclarationError, match="dataframe, park_key and payload"):
         flow.consumer(reads=index, name="second", dataframe=True)(copy_documents)  # type: ignore[call-overload]

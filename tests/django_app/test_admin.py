@@ -137,7 +137,7 @@ def test_a_retry_asks_for_those_chosen_that_are_there_and_not_superseded(ask: As
 
     assert (answer.status_code, answer.url, again.status_code) == (302, "/admin/penstock/letter/?of=gone", 302)
     warning = (
-        "warning: Those of whose key a later record was applied since are not retried here: "
+        "warning: Letters whose key has a later applied record are not retried here: "
         "penstock dead-letters retry --superseded"
     )
     assert said == ["info: Workers retry 2 dead letters within seconds, unless they are paused.", warning]

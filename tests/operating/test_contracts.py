@@ -80,7 +80,7 @@ def test_the_document_has_channels_messages_and_who_sends_and_receives_them() ->
         ([("id", str), ("note", str)], ["log: P.id was integer, and is string"]),
         ([("id", int | None), ("note", str)], ["log: P.id was integer, and is integer or null"]),
         ([("id", int), ("note", str), ("more", int)], ["log: P.more is required now: old records may lack it"]),
-        ([("id", int), ("note", str, "")], ["log: P.note may be missing now: those who read it expect it"]),
+        ([("id", int), ("note", str, "")], ["log: P.note may be missing now: readers expect it"]),
         ([("id", int), ("note", Literal["a"])], ["log: P.note was string, and is 'a' or string"]),
     ],
 )

@@ -101,14 +101,19 @@ SLOW = {"lag": 1, "lag_s": SLOW_S + 1}
     ("shard", "read", "redis", "advice"),
     [
         ({}, SLOW, None, ["penstock consume totals, in more processes if one does not keep up"]),
-        ({}, SLOW, "Redis does not answer", ["repair Redis; then it goes on by itself"]),
+        ({}, SLOW, "Redis does not answer", ["repair Redis; then the consumer continues by itself"]),
         (
             {},
             SLOW | {"halted": "why"},
             None,
             ["fix the cause, then: penstock reset checkpoint totals --resume --apply"],
         ),
-        ({}, SLOW | {"waiting": "shard 0 of before"}, None, ["see to what it waits for; then it goes on by itself"]),
+        (
+            {},
+            SLOW | {"waiting": "shard 0 of before"},
+            None,
+            ["fix what the consumer waits for; then it continues by itself"],
+        ),
         (
             {},
             {"lag": 1, "lag_s": KEEP_S + SLOW_S + 1, "halted": "why"},

@@ -307,7 +307,7 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     assert (declared["limits"], declared["set_at"]) == ({"in_flight": 1}, None)
     nothing = penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply")
     assert nothing.returncode == 2
-    assert "no limits of that key of jobs were set; what was set: penstock queues limits jobs" in nothing.stderr
+    assert "that key of jobs has no limits that were set; to list those: penstock queues limits jobs" in nothing.stderr
     assert penstock(*words, "--apply").returncode == 0
     found, count = list_limits(Store(connection), "jobs", limit=1)
     assert ([(each.name, each.set_at) for each in found], count) == ([("", None)], 2)

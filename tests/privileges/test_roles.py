@@ -385,9 +385,9 @@ def test_the_doctor_prints_grants_that_suffice(
         after = only(diagnose(Store(looking), redis_client), "privileges")
 
     assert (before.grade, before.fix) == ("warning", 'GRANT "penstock_streamer" TO "newcomer";')
-    assert "lacks some of what it takes to stream: " in before.message
+    assert "lacks privileges to stream: " in before.message
     assert "DELETE on journal" in before.message
-    assert (after.grade, after.message) == ("ok", "newcomer has what it takes to stream")
+    assert (after.grade, after.message) == ("ok", "newcomer has the privileges to stream")
 
 
 def test_the_doctor_prints_single_grants_where_there_are_no_roles(
@@ -422,12 +422,12 @@ def test_the_doctor_names_a_command_that_redis_refuses(
 @pytest.mark.parametrize(
     ("login", "message"),
     [
-        ("a_owner", "a_owner has what it takes to stage, stream, consume, view, monitor"),
-        ("a_viewer", "a_viewer has what it takes to view, monitor"),
-        ("a_streamer", "a_streamer has what it takes to stream"),
-        ("a_consumer", "a_consumer has what it takes to consume"),
-        ("a_producer", "a_producer has what it takes to stage"),
-        ("nobody", "nobody lacks some of what it takes to stage: USAGE on the schema; "),
+        ("a_owner", "a_owner has the privileges to stage, stream, consume, view, monitor"),
+        ("a_viewer", "a_viewer has the privileges to view, monitor"),
+        ("a_streamer", "a_streamer has the privileges to stream"),
+        ("a_consumer", "a_consumer has the privileges to consume"),
+        ("a_producer", "a_producer has the privileges to stage"),
+        ("nobody", "nobody lacks privileges to stage: USAGE on the schema; "),
     ],
 )
 def test_the_doctor_runs_as_any_role(

@@ -223,7 +223,7 @@ def test_another_record_at_the_same_offset_is_refused(where: dict[str, str]) -> 
     rows = staged_rows(where)
     others = rows.set_column(rows.schema.get_field_index("id"), rows.schema.field("id"), pc.add(rows.column("id"), 1))
 
-    with pytest.raises(ForeignLog, match="this log is another one's"):
+    with pytest.raises(ForeignLog, match="something else has written this log"):
         write(where, others)
 
 

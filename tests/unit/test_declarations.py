@@ -186,7 +186,7 @@ def test_channels_compare_by_value() -> None:
     pipeline.stages(Ride, to=Log("rides"), key="id")
     pipeline.marks_dirty(Ride, to=Ick("index"), key="id")
     pipeline.consumer(reads=Ick("index"), name="first")(print)
-    with pytest.raises(DeclarationError, match="first reads index already"):
+    with pytest.raises(DeclarationError, match="first already reads index"):
         pipeline.consumer(reads=Ick("index"), name="second")(print)
 
 

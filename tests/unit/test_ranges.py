@@ -320,7 +320,7 @@ def test_a_stream_has_no_end_and_names_are_validated() -> None:
     ("given_options", "text"),
     [
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is 'soon'"),
-        ({"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "cannot be above the most"),
+        ({"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "cannot be above the maximum"),
         (
             {"maxRecordsPerTrigger": "3", "maxOffsetsPerTrigger": "3"},
             "give one of the options maxRecordsPerTrigger and maxOffsetsPerTrigger",

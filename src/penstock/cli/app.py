@@ -50,7 +50,7 @@ Run     services       consume       Apply records with one consumer; several pr
 Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones.
 Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
 Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks readers or writers.
-Inspect consoles       console       Show the pipeline in a browser: from this machine, with the printed link, unless --users.
+Inspect consoles       console       Show the pipeline in a browser; without --users only on this machine, by the printed link.
 Inspect health         metrics       Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a pipeline.
 Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, unfinished messages.
 Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.

@@ -70,7 +70,7 @@ DIFFERENCES = 4
 misplaced records."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IsKey = Annotated[bool, typer.Option("--key", help="Take it as a key, even if it is a number.")]
+IsKey = Annotated[bool, typer.Option("--key", help="Take TEXT as a key, even if it is a number.")]
 OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
 OnlyShard = Annotated[int | None, typer.Option("--shard", min=0, help="Only this shard.")]
 RecordArgument = Annotated[
@@ -248,7 +248,7 @@ def parse_record(text: str, *, is_key: bool) -> RecordId | Place | str:
     if text.isascii() and text.isdigit():
         number = find_number(text.encode())
         if number is None:
-            raise InvalidSetting(f"{text} is no number of a record; if it is a key, add --key")
+            raise InvalidSetting(f"{text} is not the number of a record; if it is a key, add --key")
         return RecordId(number)
     return parse_place(text) if is_place(text) else text
 

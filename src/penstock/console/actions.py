@@ -165,7 +165,7 @@ def _kind(form: Form) -> PauseKind:
         case "channel":
             return "channel"
         case other:
-            raise InvalidName(f"kind {other!r}: consumer or channel is wanted")
+            raise InvalidName(f"kind {other!r}: give consumer or channel")
 
 
 def _page(kind: str, name: str) -> str:
@@ -230,18 +230,16 @@ def _plan_go_on(servers: ActingServers, form: Form) -> Plan:
         # go on.
         if "penstock " in reason:
             raise Refused(
-                f"{name} is halted in {shard} for a reason that names another way, and must not "
-                "simply go on: penstock status says what to type"
+                f"{name} is halted in {shard} for a reason that takes another command: see "
+                "penstock status"
             )
-    changes = [f"{move.channel}/{move.shard} goes on behind offset {move.after}" for move in moves]
+    changes = [f"{move.channel}/{move.shard} continues after offset {move.after}" for move in moves]
     if letters.newest(store, letters.LetterFilter(name), limit=1):
         retry = f"penstock dead-letters retry {name} --all"
-        changes.append(
-            f"It has dead letters: to keep the order of their keys, retry them before: {retry}"
-        )
+        changes.append(f"{name} has dead letters: to keep the order of their keys, first: {retry}")
     return Plan(
         f"Let the halted shards of {name} go on",
-        ("The cause should be gone: otherwise they halt again.", *changes),
+        ("Fix the cause first: otherwise they halt again.", *changes),
         f"penstock reset checkpoint {name} --resume --apply",
         {"name": name},
         _page("consumer", name),
@@ -267,7 +265,7 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
         raise Refused(
             f"a later record of its key was applied since, at {letter.superseded_by}: a retry "
             "would bring back the older state. "
-            f"If that is wanted: {command} --superseded"
+            f"To retry it all the same: {command} --superseded"
         )
     changes = [
         (
@@ -278,7 +276,9 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
     if letter.parked:
         changes.append("It is parked: it stays while an earlier dead letter of its key is there.")
     if letter.retry_requested_at is not None:
-        changes.append("That was requested before, and no worker has taken it yet: does one run?")
+        changes.append(
+            "A retry was requested before, and no worker has taken it yet: does one run?"
+        )
     return Plan(
         f"Retry the dead letter of {letter.consumer} at {letter.place}",
         tuple(changes),
@@ -297,13 +297,13 @@ def _plan_retry_all(servers: ActingServers, form: Form) -> Plan:
         "retry",
         letters.request_all,
         f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
-        "Those of whose key a later record was applied since stay as they are.",
+        "Letters stay if a later record of their key was applied.",
     )
 
 
 def _plan_drop_all(servers: ActingServers, form: Form) -> Plan:
     consumer = _field(form, "consumer")
-    text = f"Their records will have had no effect in {consumer}, for ever."
+    text = f"Their records will never take effect in {consumer}."
     return replace(
         _plan_letters(servers.store, form, "drop", letters.drop_all, text), confirm=consumer
     )
@@ -325,7 +325,7 @@ def _plan_letters(
     groups = letters.group(store, letter_filter, most=None)
     if not groups:
         raise Unknown(
-            f"{consumer} has no dead letter of these"
+            f"{consumer} has no such dead letter"
             + (" that could be retried" if letter_filter.retriable else "")
         )
     # Not those that come after the plan: it does not count them.
@@ -366,7 +366,7 @@ def _plan_drop(servers: ActingServers, form: Form) -> Plan:
     place = str(letter.place)
     return Plan(
         f"Drop the dead letter of {letter.consumer} at {place}",
-        (f"Record {letter.record_id} will have had no effect in {letter.consumer}, for ever.",),
+        (f"Record {letter.record_id} will never take effect in {letter.consumer}.",),
         f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
         {name: form[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
@@ -388,7 +388,7 @@ def _plan_cancel(servers: ActingServers, form: Form) -> Plan:
         "cancel",
         f"Cancel the jobs of a tenant in {queue}" if is_tenant and job_filter.tenant else title,
         (
-            f"{'It' if is_one else 'They'} will have no effect, for ever.",
+            f"{'It' if is_one else 'They'} will never take effect.",
             (
                 "A worker that has begun to write for one is asked to roll back: it does, "
                 "unless it commits at this moment."
@@ -414,8 +414,8 @@ def _plan_retry_jobs(servers: ActingServers, form: Form) -> Plan:
         f"Retry jobs of {queue}",
         (
             (
-                "Those that are scheduled, or wait after a failure, are due now. "
-                "Dead letters are staged again, as new jobs."
+                "Delayed jobs, and jobs that wait after a failure, become due now. Dead letters "
+                "are staged again, as new jobs."
             ),
         ),
         _JobChange(queue, job_filter, form, notes),
@@ -432,7 +432,7 @@ def _plan_move_due(servers: ActingServers, form: Form) -> Plan:
         f"Move jobs of {queue}",
         (
             f"They are due {'in' if isinstance(moment, timedelta) else 'at'} {text}.",
-            "Those that a worker has, and those with a unique name, stay as they are.",
+            "Jobs that a worker has, and jobs with a unique name, stay as they are.",
         ),
         _JobChange(queue, job_filter, form, notes, due=text),
         lambda: move_due(
@@ -474,7 +474,10 @@ def _make_jobs_plan(
     filters = {name: text for name, text in fields.items() if name not in {"all", "due"}}
     return Plan(
         title,
-        (*changes, *(["None that is staged after this plan."] if change.job_filter.up_to else [])),
+        (
+            *changes,
+            *(["Jobs staged after this plan stay as they are."] if change.job_filter.up_to else []),
+        ),
         jobs_command(
             replace(change.job_filter, up_to=None), verb, change.queue, *filter(None, [change.due])
         ),
@@ -560,7 +563,7 @@ def _parse_limit(name: str, text: str) -> float:
     try:
         return float(text) if name in {"rate", "weight"} else int(text)
     except ValueError:
-        raise InvalidName(f"{name} {text!r}: a number is wanted") from None
+        raise InvalidName(f"{name} {text!r}: give a number") from None
 
 
 def _find_letter(store: Store, form: Form) -> DeadLetterRow:

@@ -82,10 +82,10 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
     after = request.query_params.get("after") or "0"
     if not visitor.may("keys") and filters.keys() & SECRET_FIELDS:
         raise InvalidName(
-            "tenants, keys and names are not for this visitor: id, state and before are"
+            "this visitor may not see tenants, keys and names: filter by id, state or before"
         )
     if not after.isdecimal():
-        raise InvalidName(f"after={after!r}: the id of a job is wanted")
+        raise InvalidName(f"after={after!r}: give the id of a job")
     job_filter = parse_filter(filters)
     page, redis = JobPage((), None, is_partial=False), None
     if name:

@@ -464,8 +464,8 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> PageCont
         target: Wanted = _parse_target(text, is_key="key" in request.query_params)
         if isinstance(target, str) and not visitor.may("keys"):
             raise InvalidName(
-                "a record's number, or its place such as 'rides/2 offset 4118', is wanted: keys "
-                "are not for this visitor"
+                "give a record's number, or its place such as 'rides/2 offset 4118': this visitor "
+                "may not see keys"
             )
         with reading.postgres() as store, reading.redis() as client:
             if isinstance(target, str):

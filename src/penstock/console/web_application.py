@@ -339,7 +339,9 @@ class _Desk:
 
 def _check_right(visitor: Visitor, right: Right) -> None:
     if not visitor.may(right):
-        raise HTTPException(403, f"this needs the right {right!r}, which {visitor.name} has not")
+        raise HTTPException(
+            403, f"this needs the right {right!r}, which {visitor.name} does not have"
+        )
 
 
 def _add_root(scope: Scope) -> Scope:
@@ -394,8 +396,8 @@ async def _enter(entrance: Entrance, limiter: CapacityLimiter, request: Request)
     elif token := request.query_params.get("token"):
         cookie = entrance.redeem(token)
         refused = (
-            "This link was used already, or is another one. penstock console prints a new one when "
-            "it starts."
+            "This link was used already, or is not this console's. penstock console prints a new "
+            "one when it starts."
         )
     if cookie is None:
         body = render(
@@ -451,12 +453,12 @@ async def _read_form(request: Request) -> dict[str, str]:
                 if len(body) > MAX_FORM:
                     raise HTTPException(413, "the form is too large")
     except TimeoutError:
-        raise HTTPException(408, "the form did not come") from None
+        raise HTTPException(408, "the form did not arrive") from None
     if (
         request.headers.get("content-type", "").partition(";")[0].strip()
         != "application/x-www-form-urlencoded"
     ):
-        raise HTTPException(415, "a form is wanted")
+        raise HTTPException(415, "send a form")
     try:
         form = join_fields(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=80))
     except ValueError:

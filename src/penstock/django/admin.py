@@ -130,8 +130,8 @@ class LetterAdmin(admin.ModelAdmin):
         )
         if len(chosen) < len(letters):
             text = (
-                "Those of whose key a later record was applied since are not retried here: "
-                "penstock dead-letters retry --superseded"
+                "Letters whose key has a later applied record are not retried here: penstock "
+                "dead-letters retry --superseded"
             )
             self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(request.get_full_path())

@@ -279,8 +279,8 @@ def retire_channel(
         if plan.unread and not discard and apply:
             raise Refused(
                 f"{channel}: {format_count(plan.unread, 'record')} not read yet would be lost. Let "
-                "its consumers finish; or lose "
-                f"them: penstock channels retire {channel} --discard --apply"
+                "the channel's consumers finish; or discard the records: penstock channels retire "
+                f"{channel} --discard --apply"
             )
         if apply:
             store.execute("retire_channel", key)
@@ -316,7 +316,7 @@ def adopt_channel(store: Store, client: RedisClient, channel: str, *, apply: boo
     with store.transaction(f"adopting {channel}"):
         if store.row("retired_channel", key) is None:
             raise Unknown(
-                f"no channel {channel!r} was retired: a new name, or one in use, need not be "
+                f"channel {channel!r} was not retired: a name that is new or in use need not be "
                 "adopted"
             )
         remains = read_plan(store, channel)

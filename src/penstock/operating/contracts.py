@@ -191,7 +191,7 @@ def _compare(
         if name not in new_properties:
             yield f"{path}.{name} is gone"
         elif name in needed and name not in needs:
-            yield f"{path}.{name} may be missing now: those who read it expect it"
+            yield f"{path}.{name} may be missing now: readers expect it"
         else:
             yield from _compare(
                 f"{path}.{name}", old.within(part), new.within(new_properties[name]), compared

@@ -113,8 +113,8 @@ def replay(
     if existing is not None and existing.ended_at is not None:
         raise NotReplayable(
             f"the same replay was carried out already, as replay {existing.replay}, on "
-            f"{existing.ended_at:%Y-%m-%d %H:%M:%S} (UTC): "
-            f"{existing.staged:,} copies. To have all of them once more: --again"
+            f"{existing.ended_at:%Y-%m-%d %H:%M:%S} (UTC): {existing.staged:,} copies. To copy all "
+            "records again: --again"
         )
     return run.carry_out(run.count(existing or run.begin()), on_batch)
 

@@ -36,16 +36,16 @@ def console(
     root_path: Annotated[str, typer.Option("--root-path", metavar="PATH")] = "",
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
-    """Show the pipeline in a browser: from this machine, with the printed link, unless --users.
+    """Show the pipeline in a browser; without --users only on this machine, by the printed link.
 
     Args:
         address: Address to listen on.
         host: Additional host name of the console.
         users: TOML file of users: a table for each name, with rights and password.
-        proxy: Trust this header, from a proxy at this address, for the name of a user of --users.
+        proxy: Take the name of a user of --users from this header, if this proxy sent it.
         acting_database_url: Postgres for actions such as pausing or retrying. Without it the
             console only reads.
-        root_path: Path below which a proxy serves the console, and which it takes off: /penstock.
+        root_path: Path prefix that a proxy removes, such as /penstock.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):
@@ -61,24 +61,24 @@ def console(
         return
     name, _, port = address.rpartition(":")
     if not name or not port.isdecimal():
-        raise InvalidSetting(f"--listen {address!r}: HOST:PORT is wanted, such as 127.0.0.1:8787")
+        raise InvalidSetting(f"--listen {address!r}: give HOST:PORT, such as 127.0.0.1:8787")
     if users is None and (name.strip("[]") not in LOOPBACK or proxy is not None):
         raise InvalidSetting(
-            "the link alone would open it to other machines: say who may come in, with --users FILE"
+            "without users, anybody with the link could open it from another machine: name users "
+            "with --users FILE"
         )
     if root_path and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", root_path):
         raise InvalidSetting(
-            f"--root-path {root_path!r}: a path such as /penstock is wanted, without a slash at "
-            "its end"
+            f"--root-path {root_path!r}: give a path such as /penstock, without a slash at its end"
         )
     header, _, proxy_address = (proxy or "").partition("@")
     if proxy is not None and not (header and proxy_address):
         raise InvalidSetting(
-            f"--proxy {proxy!r}: HEADER@ADDRESS is wanted, such as X-Remote-User@10.0.0.7"
+            f"--proxy {proxy!r}: give HEADER@ADDRESS, such as X-Remote-User@10.0.0.7"
         )
     accounts = {} if users is None else access.read_users(users)
     if users is not None and not accounts:
-        raise InvalidSetting(f"{users} has no user: nobody could come in")
+        raise InvalidSetting(f"{users} has no user: nobody could log in")
     token = secrets.token_urlsafe(24) if users is None else None
     pipeline = find_pipeline(settings)
     entrance = access.Entrance(accounts, token, header or None, proxy_address)

@@ -348,7 +348,8 @@ def _diagnose(settings: Settings) -> list[CheckResult]:
 def metrics(
     settings: Settings,
     by_shard: Annotated[
-        bool, typer.Option("--by-shard", help="A series for each shard, for channels of up to 64.")
+        bool,
+        typer.Option("--by-shard", help="A series for each shard, in channels of up to 64 shards."),
     ] = False,
 ) -> None:
     """Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a

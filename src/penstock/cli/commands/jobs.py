@@ -253,7 +253,7 @@ queues = typer.Typer(
 
 @subcommand(queues, "limits")
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
-    """List the limits that hold, set and declared; an empty name means all others."""
+    """List the limits in force, set or declared; an empty name means all others."""
     with open_connections(settings, "queues") as servers:
         limits, _ = list_limits(servers.store, queue)
     show_found(limits, "kind, name, limits=text, set at", json=json)
@@ -279,10 +279,7 @@ def limit_(
         float | None, typer.Option(help="Share of a tenant beside other waiting tenants.")
     ] = None,
     elastic: Annotated[
-        int | None,
-        typer.Option(
-            help="Number in flight above which a tenant goes only when no other is ready."
-        ),
+        int | None, typer.Option(help="Number in flight above which other tenants' jobs go first.")
     ] = None,
     bytes_: Annotated[
         int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")

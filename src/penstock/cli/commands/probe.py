@@ -52,9 +52,7 @@ def _parse(url: str) -> tuple[str, int, str]:
         pass
     from penstock.cli.render import show_error  # noqa: PLC0415  not for a probe
 
-    error = InvalidSetting(
-        "a probe is asked at a URL such as http://127.0.0.1:9310/livez; HTTPS is not spoken"
-    )
+    error = InvalidSetting("give a URL such as http://127.0.0.1:9310/livez; HTTPS is not supported")
     raise typer.Exit(show_error(error, debug=False))
 
 

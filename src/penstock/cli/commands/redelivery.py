@@ -123,8 +123,8 @@ def retry(
 
     Args:
         parked: With a place: also the records parked behind it. Alone: all parked records.
-        superseded: Also superseded letters: their effects come after that of a later record. Alone:
-            all of them.
+        superseded: Also superseded letters, which take effect after a later record. Alone:
+            all superseded letters.
         plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)
@@ -159,10 +159,9 @@ def retry(
     if superseded_count := sum(letter.outcome == "superseded" for letter in outcomes):
         say(
             f"{superseded_count:,} were not retried, because a later record of their keys was "
-            "applied, or may have been: their effects would come "
-            "last. For a handler that copies rows, give them up: penstock dead-letters drop "
-            f"{consumer} --superseded --apply. If "
-            f"order is nothing to it: penstock dead-letters retry {consumer} --superseded"
+            "applied, or may have been: their effects would come last. For a handler that copies "
+            f"rows, drop them: penstock dead-letters drop {consumer} --superseded --apply. If the "
+            f"handler does not depend on order: penstock dead-letters retry {consumer} --superseded"
         )
     if any(letter.outcome in ("failed", "kept", "superseded") for letter in outcomes):
         raise typer.Exit(1)

@@ -148,7 +148,7 @@ def source(
         consumer: Name of the consumer.
         name: Name of the source.
         to: The last record that both histories have (rides@eu/2 offset 4118), if the source's
-            journal does not show it; or a later one than the checkpoint, to skip the records before
+            journal does not show it; or one after the checkpoint, to skip the records before
             it.
     """
     urls = settings.source_urls
@@ -210,8 +210,8 @@ def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
         )
     if in_doubt > accounted:
         say(
-            f"Redis no longer has {in_doubt - accounted:,} of them: whether these are lost nobody "
-            "knows."
+            f"Redis no longer has {in_doubt - accounted:,} of them: whether these are lost is "
+            "unknown."
         )
 
 
@@ -281,8 +281,8 @@ def _format_doubt(plan: EpochPlan) -> Iterator[str]:
     if plan.in_doubt:
         yield (
             f"    epoch {plan.new_epoch} gives these offsets to other records. A reader outside of "
-            "this Postgres that has passed "
-            "the first of them undoes what it did from there on, and reads again from there"
+            "this Postgres that has passed the first of them must undo what it did from there on, "
+            "and read again from there"
         )
 
 

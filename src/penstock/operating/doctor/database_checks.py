@@ -143,7 +143,7 @@ def long_transactions(context: CheckContext) -> Results:
     if not sees_others:
         login = context.store.connection.info.user
         yield warning(
-            f"{login} does not see those of other roles",
+            f"{login} does not see the transactions of other roles",
             f"GRANT pg_read_all_stats TO {quote(login)};",
         )
     return f"none open for more than {LONG_S} s"
@@ -188,15 +188,14 @@ def privileges(context: CheckContext) -> Results:
     if not complete and not partial:
         partial = [min(_WORK, key=lambda role: len(missing[role]))]
     for role in partial:
-        message = f"{login} lacks some of what it takes to {_WORK[role]}: {describe(missing[role])}"
+        message = f"{login} lacks privileges to {_WORK[role]}: {describe(missing[role])}"
         yield warning(message, _make_grants(context, role, missing[role], login))
     if surplus := [] if len(complete) == len(_WORK) else _find_surplus(context):
         message = (
-            f"{login} may set columns of staged records that order them or hide them: "
-            f"{describe(surplus)}"
+            f"{login} may set the columns that order or hide staged records: {describe(surplus)}"
         )
         yield warning(message, _SEE_ROLES)
-    return f"{login} has what it takes to {', '.join(_WORK[role] for role in complete)}"
+    return f"{login} has the privileges to {', '.join(_WORK[role] for role in complete)}"
 
 
 def _needed(role: RoleName) -> frozenset[Right]:

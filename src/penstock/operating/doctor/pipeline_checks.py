@@ -294,7 +294,7 @@ def _check_speed(
     for reason in sorted(waits):
         yield warning(
             f"{consumer.consumer} is {reason}",
-            "repair what it says; then the consumer goes on by itself",
+            "remove that cause; then the consumer continues by itself",
         )
     lag = sum(shard.lag for shard in behind)
     oldest = max((shard.lag_s for shard in behind), default=0.0)
@@ -308,11 +308,11 @@ def _check_speed(
     if not is_slow or sessions or waits:
         return
     if redis is not None:
-        yield warning(f"{message}: {redis}", "repair Redis; then it goes on by itself")
+        yield warning(f"{message}: {redis}", "repair Redis; then the consumer continues by itself")
     elif all(reasons):
         yield warning(
             f"{message}: it waits: {reasons[0]}",
-            "see to what it waits for; then it goes on by itself",
+            "fix what the consumer waits for; then it continues by itself",
         )
     else:
         hint = (

@@ -138,7 +138,7 @@ def users(context: CheckContext) -> Results:
         try:
             users_found, path = find_users(context.client), find_users_file(context.client)
         except RedisResponseError:
-            return "this user may not see those of Redis"
+            return "this user may not list the users of Redis"
     names = users_found.keys() - {"default"}
     if names and not path:
         yield error(
@@ -315,15 +315,15 @@ def check_clocks(
         if abs(apart_s) > CLOCKS_APART_S:
             yield warning(
                 f"{shard}: the clock of Redis is {format_seconds(abs(apart_s))} "
-                f"{'ahead of' if apart_s > 0 else 'behind'} that of "
-                "Postgres: what is due, and deadlines, come so much too early or too late",
+                f"{'ahead of' if apart_s > 0 else 'behind'} that of Postgres: due times and "
+                "deadlines come that much too early or too late",
                 "set the clocks of both hosts, best by NTP; then the queue's follows",
             )
         if check.ahead_s > MAX_AHEAD_S:
             yield warning(
                 f"{shard}: its clock is {format_seconds(check.ahead_s)} ahead of that of Redis, "
-                "and goes at half speed until they agree: "
-                "what is due, and deadlines, come so much too early",
+                "and goes at half speed until they agree: due times and deadlines come that much "
+                "too early",
                 f"redis-cli HINCRBY {queue_keys(namespace, shard).root}q-meta server 60000: the "
                 "next call sets it back",
             )
@@ -346,7 +346,7 @@ def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
     if dead := sum(queue.dead for queue in queues_found):
         yield warning(
             f"{channel.channel}: {format_count(dead, 'dead letter')}",
-            f"penstock tail {channel.channel} says why; fix the cause, then bring them back",
+            f"penstock tail {channel.channel} shows why; fix the cause, then retry them",
         )
 
 

@@ -45,7 +45,7 @@ class JobFilter:
         tenant: Only jobs of this tenant.
         key: Only jobs of this key.
         unique: Only the job with this unique name.
-        state: Only jobs in this state; a dead one becomes a dead letter within seconds.
+        state: Only jobs in this state; dead jobs become dead letters within seconds.
         before: Only jobs that were staged before: ISO 8601, or 2h for two hours ago.
         up_to: Only jobs up to this id: none that is staged later.
     """
@@ -78,12 +78,10 @@ def parse_filter(fields: Mapping[str, str]) -> JobFilter:
     numbers = [find_number(word.encode()) for word in (texts["id"] or "").split(",") if word]
     up_to = None if texts["up_to"] is None else find_number(texts["up_to"].encode())
     if None in numbers or (texts["up_to"] is not None and up_to is None):
-        raise InvalidName("id: the numbers of jobs are wanted, with commas between")
+        raise InvalidName("id: give the numbers of jobs, comma-separated")
     state = next((name for name in get_args(JobState) if name == texts["state"]), None)
     if state != texts["state"]:
-        raise InvalidName(
-            f"state {texts['state']!r}: one of {', '.join(get_args(JobState))} is wanted"
-        )
+        raise InvalidName(f"state {texts['state']!r}: give one of {', '.join(get_args(JobState))}")
     moment = None if texts["before"] is None else parse_moment(texts["before"])
     staged_before = datetime.now(UTC) - moment if isinstance(moment, timedelta) else moment
     ids = [number for number in numbers if number is not None] or None

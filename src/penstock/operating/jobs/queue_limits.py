@@ -109,7 +109,7 @@ class LimitChange:
         present = next((limit for limit in limits if limit.kind == self.kind), None)
         if not self.limits and (present is None or present.set_at is None):
             raise Unknown(
-                f"no limits of that {self.kind} of {self.queue} were set; what was set: "
+                f"that {self.kind} of {self.queue} has no limits that were set; to list those: "
                 f"penstock queues limits {self.queue}"
             )
         return present

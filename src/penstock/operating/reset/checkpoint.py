@@ -31,17 +31,17 @@ log = structlog.get_logger("penstock.operator")
 
 _IMMOVABLE = {
     "queue": (
-        "no checkpoint decides which jobs of a queue are done, and those that are cannot be done "
-        "again. Dead letters can: penstock dead-letters retry"
+        "a queue has no checkpoint to move, and finished jobs cannot be done again. Dead letters "
+        "can be retried: penstock dead-letters retry"
     ),
     "ick": (
-        "no checkpoint decides which members of an Ick are processed: those that are dirty are. "
-        "To have members processed again, mark them: penstock replay LOG --to {channel}, or "
-        "mark_dirty in a transaction"
+        "an Ick has no checkpoint to move: its dirty members are processed. To have members "
+        "processed again, mark them: penstock replay LOG --to {channel}, or mark_dirty in a "
+        "transaction"
     ),
     "source": (
         "its journal is in the source's database: penstock reset source {consumer} {source} "
-        "compares the two, and moves"
+        "compares the two and moves the checkpoint"
     ),
     "reported": (
         "the consumer has its checkpoint in another database, and reports it here. Move it there"

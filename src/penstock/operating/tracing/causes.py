@@ -47,15 +47,14 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
         )
     if record > removed_to:
         text = (
-            f"{drawn_by}. Retention has not come so far: the transaction that staged it was rolled "
+            f"{drawn_by}. Retention has not got so far: the transaction that staged it was rolled "
             "back"
         )
         return Diagnosis("rolled back", text, hint)
     return Diagnosis(
         "removed, or rolled back",
-        f"{drawn_by}. Records of about this id are removed by retention, which every consumer has "
-        "passed; or its transaction was "
-        "rolled back",
+        f"{drawn_by}. Every consumer has passed records of about this id, and retention has "
+        "removed them; or its transaction was rolled back",
     )
 
 
@@ -157,7 +156,7 @@ def _unknown(story: Story, _: Situation) -> Diagnosis | None:
             "retired channel",
             f"{_name(story)}: the channel was retired, so that nothing publishes it and nobody "
             "reads it",
-            "find out what staged it; to remove what was: penstock channels retire "
+            "find out what staged it; to remove its records: penstock channels retire "
             f"{story.channel} --discard --apply",
         )
     fault = (
@@ -299,8 +298,8 @@ def _describe_letter(reader: ReaderProgress) -> tuple[str, str]:
     if not reader.superseded_by:
         return text, retry
     fix = (
-        f"give it up: penstock dead-letters drop {letter} --apply; or, if order is nothing to the "
-        f"handler: {retry} --superseded"
+        f"drop it: penstock dead-letters drop {letter} --apply; or, if the handler does not depend "
+        f"on order: {retry} --superseded"
     )
     return (
         f"{text}; and it may have applied a later record of its key ({reader.superseded_by})",

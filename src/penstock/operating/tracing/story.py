@@ -442,7 +442,7 @@ def _pause(story: Story, reader: ReaderProgress, pauses: tuple[Pause, ...]) -> R
 
 _CANCELLED = {
     True: "it was cancelled, and has no effect",
-    False: "it was cancelled too late: a worker was at it, and has finished it",
+    False: "it was cancelled too late: a worker had begun it, and has finished it",
 }
 
 

@@ -272,8 +272,7 @@ def align(
         if not common:
             raise DeclarationError(
                 f"reconciliation {spec.name}: {column!r} is {canonical} in the canonical rows and "
-                f"{state} in {spec.state}; "
-                "give it the same type in the canonical query"
+                f"{state} in {spec.state}; cast it to the same type in the canonical query"
             )
     alike = {
         column

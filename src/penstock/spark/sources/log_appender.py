@@ -134,9 +134,8 @@ class _Appender:
                         )
                     case Foreign(offset, found):
                         raise ForeignLog(
-                            f"penstock.log: {shard} offset {offset} holds record {found}, not the "
-                            "one of the rows: this log "
-                            "is another one's"
+                            f"penstock.log: {shard} offset {offset} holds record {found}, not that "
+                            "of the rows: something else has written this log"
                         )
                     case Unusable(error):
                         raise error

@@ -313,8 +313,8 @@ class Options(ServerOptions):
         least, most = self.min_records, self.max_records
         if least is not None and most is not None and least > most:
             raise options.error(
-                f"minRecordsPerTrigger is {least}, maxRecordsPerTrigger is {most}; the least "
-                "cannot be above the most"
+                f"minRecordsPerTrigger is {least}, maxRecordsPerTrigger is {most}; the minimum "
+                "cannot be above the maximum"
             )
 
 
