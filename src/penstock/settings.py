@@ -44,7 +44,7 @@ def _parse_text(value: object) -> str:
     return str(value)
 
 
-def duration(*, most: float = float("inf"), zero: bool = False) -> Callable[[Any], float]:
+def duration(*, max_s: float = float("inf"), zero: bool = False) -> Callable[[Any], float]:
     """Returns a parser of durations.
 
     Its errors do not quote the value, which may be a misplaced secret.
@@ -58,9 +58,9 @@ def duration(*, most: float = float("inf"), zero: bool = False) -> Callable[[Any
             raise typer.BadParameter(
                 "give seconds, or a duration such as 20ms, 90s, 10m, 2h"
             ) from None
-        if seconds > most or not (seconds or zero):
+        if seconds > max_s or not (seconds or zero):
             raise typer.BadParameter(
-                "it has to be more than 0 s" + (f", and at most {most:g} s" if seconds else "")
+                "it has to be more than 0 s" + (f", and at most {max_s:g} s" if seconds else "")
             )
         return seconds
 
@@ -137,7 +137,7 @@ class Settings:
     ] = field(default_factory=list, repr=False)
     data_directory: Annotated[str | None, _setting("PATH")] = None
     engine: Annotated[Literal["auto", "spark", "inline", "stealing"], _setting()] = "auto"
-    idle: Annotated[float, _setting("DURATION", parser=duration(most=60))] = 0.05
+    idle: Annotated[float, _setting("DURATION", parser=duration(max_s=60))] = 0.05
     prepare: Annotated[bool, _setting()] = True
     share: Annotated[str | None, _setting("SHARE")] = None
     listen: Annotated[str | None, _setting("HOST:PORT")] = None

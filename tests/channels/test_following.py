@@ -148,7 +148,7 @@ def test_a_follower_of_several_shards_wakes_once_when_all_of_them_have_records(
         pytest.skip("before Redis 7.2 a waiting client gets the first of the streams alone")
     stage_rows(connection, things, 10)
     streamer.drain()  # loads the script
-    tails = dict(streamer.opened().publisher.tails)
+    tails = dict(streamer.opened().publisher.tails.log)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(follower.wait, tails, 60_000)
         eventually(lambda: blocked_clients(redis_client) == 1, "the follower waits")

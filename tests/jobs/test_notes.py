@@ -151,7 +151,7 @@ def test_notes_and_results_that_are_kept_are_not_read_by_retention(bench: Bench)
         )
     bench.connection.execute("ANALYZE penstock.job_notes, penstock.job_results")
     sql = statements("penstock")["remove_old_notes"]
-    values = {"channels": ["jobs"], "keep": [timedelta(hours=1)], "attempts_kept": NOTES_KEPT, "most": 5000}
+    values = {"channels": ["jobs"], "keep": [timedelta(hours=1)], "attempts_kept": NOTES_KEPT, "limit": 5000}
     plan = "\n".join(line for (line,) in bench.connection.execute(b"EXPLAIN ANALYZE " + sql, values))
     assert "Rows Removed by Filter" not in plan
     assert "Seq Scan on job_" not in plan

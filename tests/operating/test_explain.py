@@ -139,7 +139,7 @@ def test_the_newest_records_of_a_key_come_in_their_order_and_of_one_channel(
     def found(wanted: RecordId | str, **options: Any) -> list[int]:
         return [story.id for story in trace(Store(connection), redis_client, wanted, **options)]
 
-    assert found("k", most=2) == records[1:]
+    assert found("k", limit=2) == records[1:]
     assert found(RecordId(records[0]), channel="things") == records[:1]
     for wanted in ("k", RecordId(records[0])):
         with pytest.raises(Unknown):

@@ -190,7 +190,7 @@ JOURNAL_BOUNDS = [name for name in PREPARABLE if "journal_bounds" in statement(n
 
 def values_for(name: str, sql: str) -> dict[str, Any] | None:
     """Any values of the right types."""
-    integers = {"shard", "tail", "records", "bytes", "shards", "most", "count"}
+    integers = {"shard", "tail", "records", "bytes", "shards", "limit", "max_records", "count"}
     values: dict[str, Any] = {key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)}
     values |= {"latest": True} if "latest" in values else {}
     values |= _LIMITS if name == "sequence_committed" else {}

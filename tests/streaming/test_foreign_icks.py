@@ -37,9 +37,9 @@ def test_nothing_is_marked_after_a_batch_that_ends_with_another_record(
     client.xadd(POSITION, fields | another, id=last)
     connection.execute(MARK)
     _, sequencer, publisher = streamer.opened()
-    publisher.ends.advance_target(sequencer.tick().tails)
+    publisher.tails.advance_target(sequencer.tick().tails)
     defaults: Any = unpublished.__kwdefaults__
-    monkeypatch.setitem(defaults, "most", 3)
+    monkeypatch.setitem(defaults, "max_records", 3)
 
     with pytest.raises(HistoryDiverged, match="holds record"):
         publisher.resend(3)

@@ -84,7 +84,7 @@ def test_a_backlog_is_published_within_the_budget(
         nonlocal most
         most = max(most, used(redis_client, things))
 
-    with streaming(things, database_url, redis_url, most=2000) as streamer:
+    with streaming(things, database_url, redis_url, max_records=2000) as streamer:
         streamer.drain(measure)
 
     assert BUDGET / 2 < most <= BUDGET + 2 * A_BATCH
@@ -234,8 +234,8 @@ def test_another_publishers_entries_count(
 ) -> None:
     """Two publish by turns, as recruits do: neither has appended all that is there."""
     with (
-        streaming(things, database_url, redis_url, most=1000) as one,
-        streaming(things, database_url, redis_url, most=1000) as other,
+        streaming(things, database_url, redis_url, max_records=1000) as one,
+        streaming(things, database_url, redis_url, max_records=1000) as other,
     ):
         for number in range(8):
             stage_rows(connection, things, 1000, f"{number} ")

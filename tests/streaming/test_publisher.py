@@ -97,7 +97,7 @@ def test_inline_records_wait_for_those_of_an_earlier_tick(
     stage_rows(connection, things, 30)
     left = tick(Store(connection))
     stage_rows(connection, things, 30)
-    streamer.opened().publisher.ends.advance_target(left.tails)
+    streamer.opened().publisher.tails.advance_target(left.tails)
 
     with capture_logs() as logs:
         assert streamer.round().added == 60
@@ -348,7 +348,7 @@ def test_every_shard_is_published_in_a_round_however_short_it_is(
         )
         streamer.round()
 
-        assert {streamer.opened().publisher.tails[shard] for shard in many.shard_names} == tails
+        assert {streamer.opened().publisher.tails.log[shard] for shard in many.shard_names} == tails
     finally:
         streamer.close()
 
@@ -381,7 +381,7 @@ def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
     streamer.drain()
     for _ in range(2):
         stage_rows(connection, things, 20)
-        streamer.opened().publisher.ends.advance_target(tick(Store(connection)).tails)
+        streamer.opened().publisher.tails.advance_target(tick(Store(connection)).tails)
     connection.execute("DELETE FROM penstock.journal WHERE first_offset >= %s", [first])
     with capture_logs() as logs:
         done = [streamer.round() for _ in range(3)]

@@ -67,7 +67,9 @@ class Publishing(RuleBasedStateMachine):
     def make(self, epoch: int, most: int | None = None) -> Publisher:
         servers: Any = (Store(self.connection), self.client)
         made = (
-            SlicePublisher(*servers, epoch=Epoch(epoch), most=most) if most else Publisher(*servers, epoch=Epoch(epoch))
+            SlicePublisher(*servers, epoch=Epoch(epoch), max_records=most)
+            if most
+            else Publisher(*servers, epoch=Epoch(epoch))
         )
         made.refresh()
         return made
@@ -78,7 +80,7 @@ class Publishing(RuleBasedStateMachine):
         return {shard: max(offsets, default=0) for shard, offsets in logs.items()}
 
     def beliefs(self, publisher: Publisher) -> Tails:
-        return {shard: publisher.tails.get(shard, BEGINNING) for shard in SHARDS}
+        return {shard: publisher.tails.log.get(shard, BEGINNING) for shard in SHARDS}
 
     def read_logs(self) -> dict[ShardName, set[int]]:
         found = {
@@ -104,10 +106,10 @@ class Publishing(RuleBasedStateMachine):
     @rule(who=WHO)
     def publish_tick(self, who: int) -> None:
         ticked, publisher = self.ticked, self.publishers[who]
-        before = dict(publisher.ends.journal)
-        publisher.ends.advance_target(ticked.tails, ticked.firsts)
+        before = dict(publisher.tails.journal)
+        publisher.tails.advance_target(ticked.tails, ticked.firsts)
         tails = {shard: tail for shard, tail in ticked.tails.items() if shard != UNKNOWN}
-        assert publisher.ends.journal == {**before, **{s: max(t, before.get(s, t)) for s, t in tails.items()}}
+        assert publisher.tails.journal == {**before, **{s: max(t, before.get(s, t)) for s, t in tails.items()}}
         self.publish(publisher, ticked)
 
     @rule(who=WHO)
@@ -115,12 +117,12 @@ class Publishing(RuleBasedStateMachine):
         self.publish(self.publishers[who], None)
 
     def publish(self, publisher: Publisher, ticked: Tick | None) -> None:
-        targets, beliefs, before = dict(publisher.ends.journal), self.beliefs(publisher), self.ends(self.logs)
+        targets, beliefs, before = dict(publisher.tails.journal), self.beliefs(publisher), self.ends(self.logs)
         lacking = [shard for shard in SHARDS if targets.get(shard, BEGINNING) > beliefs[shard]]
         done = publisher.publish(ticked.inline_records if ticked else ())
         added = self.note(targets)
         assert done.added == added
-        assert publisher.ends.journal == targets
+        assert publisher.tails.journal == targets
         if isinstance(publisher, SlicePublisher):
             inline = 0 if ticked is None else ticked.sequenced
             assert added <= MOST + inline
@@ -130,8 +132,8 @@ class Publishing(RuleBasedStateMachine):
         added = self.note(targets, publisher.publish())
         for shard in lacking:
             assert self.ends(self.logs)[shard] == max(before[shard], targets[shard]), shard
-            assert publisher.tails[shard] == self.ends(self.logs)[shard]
-        assert publisher.ends.backlog == 0
+            assert publisher.tails.log[shard] == self.ends(self.logs)[shard]
+        assert publisher.tails.backlog == 0
 
     def check_known(
         self,
@@ -168,17 +170,17 @@ class Publishing(RuleBasedStateMachine):
     def look_again(self, who: int) -> None:
         publisher = self.publishers[who]
         publisher.refresh()
-        assert publisher.ends.journal == {shard: max(rows) for shard, rows in self.journal.items() if rows}
+        assert publisher.tails.journal == {shard: max(rows) for shard, rows in self.journal.items() if rows}
         assert self.beliefs(publisher) == self.ends(self.logs)
         lacks = {shard: max(rows) - self.ends(self.logs)[shard] for shard, rows in self.journal.items() if rows}
-        assert publisher.ends.backlog == sum(lacks.values())
-        assert {*publisher.ends.lacking} == {shard for shard, records in lacks.items() if records}
+        assert publisher.tails.backlog == sum(lacks.values())
+        assert {*publisher.tails.lacking} == {shard for shard, records in lacks.items() if records}
 
     @rule(who=st.integers(0, 1), records=st.integers(1, 9))
     def resend(self, who: int, records: int) -> None:
         """What a publisher has sent lately, as after a lost reply."""
         publisher, before = self.publishers[who], self.read_logs()
-        beliefs, had_all = self.beliefs(publisher), publisher.ends.backlog == 0
+        beliefs, had_all = self.beliefs(publisher), publisher.tails.backlog == 0
         done = publisher.resend(records)
         if had_all and all(beliefs[shard] <= self.ends(before)[shard] for shard in SHARDS):
             assert (done.added, self.read_logs()) == (0, before)
@@ -230,7 +232,7 @@ class Publishing(RuleBasedStateMachine):
             return
         before = self.read_logs()
         self.zombie.refresh()
-        if self.zombie.ends.backlog:
+        if self.zombie.tails.backlog:
             with pytest.raises(Fenced, match=f"is in epoch {self.epoch}, this streamer in {self.epoch - 1}"):
                 self.zombie.publish()
         assert self.read_logs() == before

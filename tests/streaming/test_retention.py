@@ -86,7 +86,7 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
     for number in range(40):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.drain()
-    tails = streamer.opened().publisher.tails
+    tails = streamer.opened().publisher.tails.log
     seen = [staged_count(connection)]
     rounds: list[Retained] = []
     left = things.shard_names

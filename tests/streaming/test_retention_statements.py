@@ -181,13 +181,13 @@ def test_notes_results_and_groups_are_kept_as_long_as_their_queue_says(execute: 
         "job_groups": {id_ for id_, queue, _, at, is_left in NOTES if over(queue, at if is_left else None)},
     }
 
-    assert execute("remove_old_notes", **queues, most=1000) == [tuple(map(len, old.values()))]
+    assert execute("remove_old_notes", **queues, limit=1000) == [tuple(map(len, old.values()))]
     for table, removed in old.items():
         column = "name::integer" if table == "job_groups" else "record_id"
-        left = execute("remove_old_notes", **queues, most=1000, then=f"SELECT {column} FROM penstock.{table}")
+        left = execute("remove_old_notes", **queues, limit=1000, then=f"SELECT {column} FROM penstock.{table}")
         assert {id_ for (id_,) in left} == {id_ for id_, *_ in NOTES} - removed, table
     for most in (1, 5):
-        assert execute("remove_old_notes", **queues, most=most) == [(most, most, most)]
+        assert execute("remove_old_notes", **queues, limit=most) == [(most, most, most)]
 
 
 CANCELLED = [

@@ -222,7 +222,7 @@ def test_tails_are_not_read_after_every_tick(
     first, second = start("1/2"), start("2/2")
     second.round()
     read = list[None]()
-    monkeypatch.setattr(second.opened().publisher.ends, "read", lambda _: read.append(None))
+    monkeypatch.setattr(second.opened().publisher.tails, "read", lambda _: read.append(None))
     for number in range(10):
         stage_rows(connection, things, 1, f"{number} ")
         first.round()

@@ -98,7 +98,7 @@ def make_producers(database_url: str) -> Iterator[Callable[[Random], Producers]]
 def sliced(connection: Connection, most: int) -> Sequencer:
     """A sequencer whose ticks have failed before."""
     limited = Slices()
-    limited.most = most
+    limited.max_records = most
     return Sequencer(Store(connection), slices=limited)
 
 
@@ -305,4 +305,4 @@ def test_a_transaction_that_is_too_large_for_a_slice_is_named(connection: Connec
                 sequencer.tick()
         connection.execute("DROP TRIGGER limit_ticks ON penstock.journal")
         assert sequencer.tick().sequenced == 40_000
-        assert sequencer._slices.most is None
+        assert sequencer._slices.max_records is None

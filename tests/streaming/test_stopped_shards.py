@@ -181,7 +181,7 @@ def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
             refresh_now(streamer)
         streamer.round()
 
-    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.items()}
+    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.log.items()}
     assert {name: tail for name, tail in tails.items() if name != shard} == dict.fromkeys(
         {"things/0", "things/1", "index/0", "index/1"} - {shard}, 8
     )

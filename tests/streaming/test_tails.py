@@ -130,13 +130,13 @@ def test_an_offset_that_the_log_has_is_not_given_out_again(
     publisher.refresh()
     for _ in range(3):
         connection.execute(STAGE, [1])
-        publisher.ends.advance_target(tick(Store(connection)).tails)
+        publisher.tails.advance_target(tick(Store(connection)).tails)
     assert publisher.publish().added == 3
     connection.execute("DELETE FROM penstock.journal WHERE first_offset > 3 - %s", [deleted])
     connection.execute(STAGE, [1])
     ticked = tick(Store(connection))
     if hears_tick:
-        publisher.ends.advance_target(ticked.tails, ticked.firsts)
+        publisher.tails.advance_target(ticked.tails, ticked.firsts)
         assert (SHARD in publisher.unusable) == is_damaged, "before anything is sent"
     else:
         if deleted == 3:  # one that has heard nothing yet
@@ -146,8 +146,8 @@ def test_an_offset_that_the_log_has_is_not_given_out_again(
     assert publisher.publish(ticked.inline_records).added == (0 if is_damaged else 1)
     assert [*map(type, publisher.unusable.errors.values())] == [DamagedJournal] * is_damaged
     if is_damaged:
-        assert publisher.ends.backlog == 0
-        assert (publisher.ends.lacking, publisher.ends.targets("log")) == ([], {})
+        assert publisher.tails.backlog == 0
+        assert (publisher.tails.lacking, publisher.tails.targets("log")) == ([], {})
 
 
 def test_a_slice_that_fails_leaves_the_target_as_it_was(connection: Connection, redis_client: redis.Redis) -> None:
@@ -156,7 +156,7 @@ def test_a_slice_that_fails_leaves_the_target_as_it_was(connection: Connection, 
     connection.execute(STAGE, [5])
     connection.execute(STAGE.replace("'things', 0", "'things', 1"), [5])
     tick(Store(connection))
-    publisher = SlicePublisher(Store(connection), redis_client, epoch=Epoch(1), most=4)
+    publisher = SlicePublisher(Store(connection), redis_client, epoch=Epoch(1), max_records=4)
     publisher.refresh()
     redis_client.config_set("maxmemory", "1")
     try:
@@ -165,7 +165,7 @@ def test_a_slice_that_fails_leaves_the_target_as_it_was(connection: Connection, 
     finally:
         redis_client.config_set("maxmemory", "0")
 
-    assert publisher.ends.journal == {SHARD: 5, OTHER: 5}
+    assert publisher.tails.journal == {SHARD: 5, OTHER: 5}
     assert [publisher.publish().added for _ in range(4)] == [4, 4, 2, 0]
 
 

@@ -140,7 +140,7 @@ def read(
         {SHARD: Offset(after)},
         epoch=Epoch(3),
         until=math.inf,
-        most=most,
+        max_records=most,
         queues={SHARD.channel} if as_queue else (),
         on_unusable=lambda _, error: errors.append(error),
     )

@@ -106,7 +106,7 @@ def test_one_unusable_shard_is_named_and_the_others_flow(
     with capture_logs() as logs:
         done = rounds(streamer)
 
-    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.items()}
+    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.log.items()}
     ends = connection.execute("SELECT channel, shard, max(last_offset) FROM penstock.journal GROUP BY 1, 2")  # fmt: skip
     expected = {f"{channel}/{number}": end for channel, number, end in ends}
     assert len(expected) == 4

@@ -124,7 +124,7 @@ def test_slices_are_small(tracker: QueueTracker, table: Table) -> None:
     assert len(table.asked[0]) == 5
     calls: list[Callable[[], object]] = [lambda: tracker.add_slice(51), lambda: tracker.remove_slice(26)]
     for call in calls:
-        with pytest.raises(InvalidStructureCall, match=r"most is .*; it takes 1 to"):
+        with pytest.raises(InvalidStructureCall, match=r"limit is .*; it takes 1 to"):
             call()
 
 

@@ -58,14 +58,14 @@ def _replica(info: _Info) -> WriteRefusal | None:
 
 
 def _full(info: _Info) -> WriteRefusal | None:
-    most = int(info.get("maxmemory", 0))
+    maxmemory = int(info.get("maxmemory", 0))
     # As Redis counts: without the buffers of replicas and of the append-only file.
     used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
-    if not most or used < FULL * most:
+    if not maxmemory or used < FULL * maxmemory:
         return None
     return WriteRefusal(
         "OOM",
-        f"it uses {used:,} bytes of memory, maxmemory is {most:,}, and its policy "
+        f"it uses {used:,} bytes of memory, maxmemory is {maxmemory:,}, and its policy "
         f"{info.get('maxmemory_policy')} evicts none of "
         "Penstock's keys",
         "raise maxmemory, shorten keep, or retire consumers that no longer run",

@@ -436,9 +436,11 @@ def find_refusal(client: RedisClient) -> str | None:
 
 
 def _find_refusal(info: Mapping[str, Any]) -> str | None:
-    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    if most and used - int(info.get("mem_not_counted_for_evict", 0)) > most:
-        return f"Redis refuses writes: its memory is full, {used:,} bytes of maxmemory {most:,}"
+    used, maxmemory = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if maxmemory and used - int(info.get("mem_not_counted_for_evict", 0)) > maxmemory:
+        return (
+            f"Redis refuses writes: its memory is full, {used:,} bytes of maxmemory {maxmemory:,}"
+        )
     if "err" in (info.get("rdb_last_bgsave_status"), info.get("aof_last_write_status")):
         return "Redis refuses writes: it cannot write to its disk, see its log"
     if info.get("min_slaves_good_slaves") == 0:

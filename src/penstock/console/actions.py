@@ -322,7 +322,7 @@ def _plan_letters(
     letter_filter = letters.LetterFilter(
         consumer, fields.get("channel"), error=error, retriable=verb == "retry"
     )
-    groups = letters.group(store, letter_filter, most=None)
+    groups = letters.group(store, letter_filter, limit=None)
     if not groups:
         raise Unknown(
             f"{consumer} has no such dead letter"

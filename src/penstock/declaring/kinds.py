@@ -100,10 +100,12 @@ def checked_channel(name: object) -> str:
     return f"{base}{separator}{source}"
 
 
-def is_number(value: object, least: float, most: float) -> bool:
-    """True if ``value`` is a number within the limits, and whole if ``least`` is."""
-    numbers = int if isinstance(least, int) else (int, float)
-    return isinstance(value, numbers) and not isinstance(value, bool) and least <= value <= most
+def is_number(value: object, minimum: float, maximum: float) -> bool:
+    """True if ``value`` is a number within the limits, and whole if ``minimum`` is."""
+    numbers = int if isinstance(minimum, int) else (int, float)
+    return (
+        isinstance(value, numbers) and not isinstance(value, bool) and minimum <= value <= maximum
+    )
 
 
 def refuse_sources(channel: "Channel", subject: str, why: str) -> None:
@@ -143,9 +145,9 @@ class Seconds:
     """
 
     def __init__(
-        self, default: Duration, least: float = 0.0, most: float = 100 * 365 * 86_400.0
+        self, default: Duration, minimum: float = 0.0, maximum: float = 100 * 365 * 86_400.0
     ) -> None:
-        self._default, self._least, self._most = parse_duration(default), least, most
+        self._default, self._minimum, self._maximum = parse_duration(default), minimum, maximum
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -155,10 +157,10 @@ class Seconds:
 
     def __set__(self, instance: Any, value: Duration) -> None:
         seconds = find_duration(value)
-        if not self._least <= seconds <= self._most:
+        if not self._minimum <= seconds <= self._maximum:
             raise DeclarationError(
-                f"{instance.whose}: {self._name} is {value!r}; it takes {self._least:g} to "
-                f'{self._most:g} seconds, as a number, a timedelta, or a text such as "90s", '
+                f"{instance.whose}: {self._name} is {value!r}; it takes {self._minimum:g} to "
+                f'{self._maximum:g} seconds, as a number, a timedelta, or a text such as "90s", '
                 '"10m", "2h" or "7d"'
             )
         instance.__dict__[self._name] = seconds
@@ -241,9 +243,9 @@ class _Sharded:
         self._check_name()
         self._check_range("shards", self.shards, MAX_SHARDS)
 
-    def _check_range(self, name: str, value: object, most: float, hint: str = "") -> None:
-        if not is_number(value, 1, most):
-            raise self._error(f"{name} is {value!r}; it takes 1 to {most:,}{hint}")
+    def _check_range(self, name: str, value: object, maximum: float, hint: str = "") -> None:
+        if not is_number(value, 1, maximum):
+            raise self._error(f"{name} is {value!r}; it takes 1 to {maximum:,}{hint}")
 
     @property
     def whose(self) -> str:

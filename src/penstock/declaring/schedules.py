@@ -124,7 +124,7 @@ class ScheduleSpec:
         [last] = self._last_slots(first, now, 1)
         return [] if self.catch_up == "skip" and now - last > timedelta(seconds=LATE_S) else [last]
 
-    def _last_slots(self, first: datetime, now: datetime, most: int) -> list[datetime]:
+    def _last_slots(self, first: datetime, now: datetime, limit: int) -> list[datetime]:
         """Returns the last slots that have passed.
 
         Searches the last hour, then further back: there may have been millions.
@@ -132,12 +132,12 @@ class ScheduleSpec:
         span = timedelta(hours=1)
         while now - span > first:
             slots = self.slots(now - span)
-            passed = deque(takewhile(lambda slot: slot <= now, slots), maxlen=most)
-            if len(passed) == most:
+            passed = deque(takewhile(lambda slot: slot <= now, slots), maxlen=limit)
+            if len(passed) == limit:
                 return list(passed)
             span *= 8
         slots = chain([first], self.slots(first))
-        return list(deque(takewhile(lambda slot: slot <= now, slots), maxlen=most))
+        return list(deque(takewhile(lambda slot: slot <= now, slots), maxlen=limit))
 
     def next_slot(self, start: datetime) -> datetime | None:
         """Returns its first time after ``start``; None if there is none."""

@@ -131,19 +131,20 @@ def parse_limits(kind: type[L], rows: Mapping[str, Any]) -> dict[str, L]:
 def _check_limits(limits: TenantLimits | KeyLimits) -> None:
     for field in fields(limits):
         value, name = getattr(limits, field.name), field.name
-        least, most = WEIGHTS if name == "weight" else (0, 2**53)
+        minimum, maximum = WEIGHTS if name == "weight" else (0, 2**53)
         if name == "is_paused" and not isinstance(value, bool):
             raise InvalidMessage(name, f"is {value!r}; it takes True or False")
         if name == "is_paused" or (value is None and name not in ("weight", "burst")):
             continue
-        if not isinstance(value, int | float) or not least <= value < most or value == 0:
+        if not isinstance(value, int | float) or not minimum <= value < maximum or value == 0:
             pause = (
                 ""
                 if value or name not in {"in_flight", "rate"}
                 else "; to have nothing handed over, pause it"
             )
             raise InvalidMessage(
-                name, f"is {value!r}; it takes a number above {least:g} and below {most:g}{pause}"
+                name,
+                f"is {value!r}; it takes a number above {minimum:g} and below {maximum:g}{pause}",
             )
 
 
@@ -159,14 +160,14 @@ def check_unique(unique: object) -> None:
     checked_duration("unique.window", unique.window, MAX_DELAY_S)
 
 
-def checked_duration(field: str, value: object, most: float) -> float:
+def checked_duration(field: str, value: object, maximum: float) -> float:
     """Returns the seconds of a duration."""
     seconds = find_duration(value)
-    if not 0 <= seconds <= most:
+    if not 0 <= seconds <= maximum:
         raise InvalidMessage(
             field,
             f'is {value!r}; it takes seconds, a timedelta, or a text such as "30s", "10m", "2h" '
-            f'or "1d", up to {most:,.0f} seconds',
+            f'or "1d", up to {maximum:,.0f} seconds',
         )
     return seconds
 

@@ -402,7 +402,7 @@ class StateCollector(Collector):
                 self._changed.notify_all()
 
     def _warn_of_others(self, status: Status) -> None:
-        most = max(len(_known_channels(status)), len(status.consumers))
-        if most > MAX_NAMES and not self._has_warned:
+        name_count = max(len(_known_channels(status)), len(status.consumers))
+        if name_count > MAX_NAMES and not self._has_warned:
             self._has_warned = True
-            log.warning("names without series of their own", count=most - MAX_NAMES)
+            log.warning("names without series of their own", count=name_count - MAX_NAMES)

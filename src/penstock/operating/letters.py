@@ -101,13 +101,13 @@ MAX_GROUPED = 100_000
 
 
 def group(
-    store: Store, letter_filter: LetterFilter = LetterFilter(), *, most: int | None = MAX_GROUPED
+    store: Store, letter_filter: LetterFilter = LetterFilter(), *, limit: int | None = MAX_GROUPED
 ) -> list[LetterGroup]:
     """Returns the newest dead letters, counted by the class of their error, largest groups first.
 
-    With ``most=None``, it counts all.
+    With ``limit=None``, it counts all.
     """
-    values = {**asdict(letter_filter), "most": most}
+    values = {**asdict(letter_filter), "limit": limit}
     return [
         LetterGroup(*row)
         for row in store.rows(

@@ -26,7 +26,7 @@ ORDER BY t.tick DESC
 LIMIT 1;
 
 -- :name waiting
--- Committed and not yet sequenced: few while a streamer runs; at most `most` are counted when none does.  Then the records
+-- Committed and not yet sequenced: few while a streamer runs; at most `limit` are counted when none does.  Then the records
 -- of queues that Redis is given later, and how many of them are due: their tenant has no room, or Redis is away.  A record that is
 -- due later is given to Redis up to an hour before.
 SELECT channel, shard, count(created_at),
@@ -38,12 +38,12 @@ FROM (
      FROM {schema}.staged_records
      WHERE xid >= %(next)s::xid8
        AND xid < pg_snapshot_xmax(pg_current_snapshot())
-     LIMIT %(most)s)
+     LIMIT %(limit)s)
     UNION ALL
     (SELECT channel, shard, created_at, false
      FROM {schema}.staged_records
      WHERE xid = ANY (%(in_progress)s::xid8[])
-     LIMIT %(most)s)
+     LIMIT %(limit)s)
     UNION ALL
     SELECT channel, shard, NULL, tenant IS NOT NULL OR due <= clock_timestamp() - interval '1 hour'
     FROM {schema}.waiting_records
@@ -307,7 +307,7 @@ FROM (
       AND failed_at < coalesce(%(until)s::timestamptz, 'infinity')
       AND (later_shard IS NULL OR NOT %(retriable)s)
     ORDER BY failed_at DESC
-    LIMIT %(most)s
+    LIMIT %(limit)s
 ) newest
 GROUP BY consumer, channel, error
 ORDER BY count(*) DESC, consumer, channel, error;

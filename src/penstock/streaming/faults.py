@@ -80,7 +80,7 @@ def read_faults(store: Store) -> Faults:
 
 
 def _read_isolated(store: Store, number: int) -> IsolatedRecords:
-    values = {"number": number, "most": MAX_NAMED}
+    values = {"number": number, "limit": MAX_NAMED}
     rows = store.rows("isolated_records", values, doing="reading what is isolated")
     if not rows:
         return IsolatedRecords(last_number=number)
@@ -93,8 +93,8 @@ def _read_isolated(store: Store, number: int) -> IsolatedRecords:
 
 
 def _read_unknown(store: Store) -> tuple[UnknownShard, ...]:
-    most = {"most": MAX_NAMED}
-    rows = store.rows("unknown_shards", most, doing="looking for unknown shards")
+    limit = {"limit": MAX_NAMED}
+    rows = store.rows("unknown_shards", limit, doing="looking for unknown shards")
     return tuple(
         UnknownShard(ShardName(channel, Shard(shard)), records, first)
         for channel, shard, records, first in rows
@@ -137,7 +137,7 @@ class FaultLog:
     def update(self, store: Store) -> None:
         """Notes records that can get no offset, and shards that belong to no channel."""
         with postgres_errors("noting what is isolated"):
-            store.execute("isolate_unreachable", {"most": MAX_UNREACHABLE})
+            store.execute("isolate_unreachable", {"limit": MAX_UNREACHABLE})
             self._isolate_overtaken(store)
             self._log_isolated(_read_isolated(store, self._last_number))
             self._log_unknown(_read_unknown(store))
@@ -154,7 +154,7 @@ class FaultLog:
             return
         snapshot, last = self._examined
         [(now, last, rows)] = store.rows(
-            "isolate_overtaken", {"shown": snapshot, "last": last, "most": MAX_EXAMINED}
+            "isolate_overtaken", {"shown": snapshot, "last": last, "limit": MAX_EXAMINED}
         )
         self._examined = (snapshot if rows == MAX_EXAMINED else now), last
 

@@ -174,20 +174,15 @@ class Publisher:
         self._client = client
         self._epoch = epoch
         self.unusable = make_unusable(Observers()) if unusable is None else unusable
-        self.ends = Tails(store, client, share, self.unusable)
+        self.tails = Tails(store, client, share, self.unusable)
         self._budgets = MemoryBudgets(client, store.scope)
         self._queues = Queues(store, client, epoch, self.unusable.add)
         self._senders: dict[str, Sender] = {
-            "log": LogSender(client, store.scope, self.ends, self._budgets),
+            "log": LogSender(client, store.scope, self.tails, self._budgets),
             "ick": IckSender(client, store.scope),
             "queue": self._queues,
         }
-        self._replies = Replies(self.ends)
-
-    @property
-    def tails(self) -> dict[ShardName, Offset]:
-        """Returns the last known offset in the log of each shard."""
-        return self.ends.log
+        self._replies = Replies(self.tails)
 
     def refresh(self) -> None:
         """Reads the ends of the journal and the logs, and what is registered.
@@ -195,13 +190,13 @@ class Publisher:
         Called at the start, at intervals, and after any doubt.
         """
         channels = registered_channels(self._store)
-        self.ends.update(channels)
+        self.tails.update(channels)
         self._queues.update(channels)
         self._budgets.update(channels)
-        self.ends.read(self.ends.known)
+        self.tails.read(self.tails.known)
         for shard in self.unusable.due():
             self._check_unusable(shard)
-        self.ends.check_moved()
+        self.tails.check_moved()
 
     def _check_unusable(self, shard: ShardName) -> None:
         """Takes a shard back if its log is the journal's, and its next record can be published."""
@@ -209,10 +204,10 @@ class Publisher:
         with leaving_out(shard, self.unusable.add):
             check_tails(self._store, self._client, [shard])
             log_epochs(self._client, self._store.scope, [shard])
-            self._senders[self.ends.kind(shard)].check(shard)
+            self._senders[self.tails.kind(shard)].check(shard)
             if isinstance(previous, DamagedJournal):
                 check_missed(self._store, shard)
-            self.tails.update(self.ends.read_logs([shard]))
+            self.tails.log.update(self.tails.read_logs([shard]))
             self._publish_alone(shard)
             self.unusable.remove(shard)
 
@@ -222,7 +217,7 @@ class Publisher:
         Takes about ``ROUND_S`` for logs, and as long for Icks.
         """
         try:
-            return self._send(self.tails, prefetched)
+            return self._send(self.tails.log, prefetched)
         except (ServerUnavailable, psycopg.Error) as error:
             if not self._is_about_a_record(error):
                 raise
@@ -231,7 +226,7 @@ class Publisher:
     def _publish_each_alone(self) -> Published:
         """Publishes the next records of each shard in turn; then leaves out those that failed."""
         published, failed = Published(), []
-        for shard in self.ends.lacking:
+        for shard in self.tails.lacking:
             try:
                 published = self._publish_alone(shard, published, narrow=False)
             except (*UNUSABLE, ServerUnavailable, psycopg.Error):
@@ -245,18 +240,21 @@ class Publisher:
         self, shard: ShardName, published: Published = NOTHING, *, narrow: bool = True
     ) -> Published:
         """Publishes a shard's next batch; with ``narrow``, in ever smaller parts if it fails."""
-        position, target = self.tails.get(shard, BEGINNING), self.ends.journal.get(shard, BEGINNING)
+        position, target = (
+            self.tails.log.get(shard, BEGINNING),
+            self.tails.journal.get(shard, BEGINNING),
+        )
         end = min(target, position + BATCH_RECORDS)
-        most = end - position
+        max_records = end - position
         while position < end:
             try:
-                batch, reply = self._send_part(shard, position, target, most)
+                batch, reply = self._send_part(shard, position, target, max_records)
             except (ServerUnavailable, UnpublishableRecord, psycopg.Error) as error:
                 if not narrow or not self._is_about_a_record(error):
                     raise
-                if most == 1:
+                if max_records == 1:
                     raise self._make_error(shard, Offset(position + 1), error) from error
-                most = max(1, most // SMALLER)
+                max_records = max(1, max_records // SMALLER)
                 continue
             published = self._replies.add(published, batch, reply)
             if not isinstance(reply, Appended | Behind) or reply.tail <= position:
@@ -266,7 +264,7 @@ class Publisher:
         return published
 
     def _send_part(
-        self, shard: ShardName, position: Offset, target: Offset, most: int
+        self, shard: ShardName, position: Offset, target: Offset, max_records: int
     ) -> tuple[Batch, Reply]:
         """Sends the next records of a shard in a separate call."""
         reading = unpublished(
@@ -275,12 +273,12 @@ class Publisher:
             {shard: position},
             epoch=self._epoch,
             until=monotonic(),
-            most=most,
+            max_records=max_records,
             queues=self._queues,
         )
         with closing(reading):
             batch = next(reading)
-        reply = self._senders[self.ends.kind(shard)].send(batch)
+        reply = self._senders[self.tails.kind(shard)].send(batch)
         if isinstance(reply, Unusable):
             raise reply.error
         return batch, reply
@@ -327,8 +325,8 @@ class Publisher:
         # Not of a shard that was taken over: there, a record that the log has shows that its own
         # streamer is back.
         earlier = {
-            shard: tail if shard in self.ends.taken else Offset(max(0, tail - records))
-            for shard, tail in self.tails.items()
+            shard: tail if shard in self.tails.taken else Offset(max(0, tail - records))
+            for shard, tail in self.tails.log.items()
         }
         crashpoint("publisher.before_resend")
         return self._send(earlier, may_begin=False)
@@ -342,8 +340,8 @@ class Publisher:
     ) -> Published:
         """Sends the records after ``tails``."""
         published = Published()
-        for kind in [kind for kind in self._senders if kind in self.ends.kinds]:
-            records = count_missing(self.ends.targets(kind), tails)
+        for kind in [kind for kind in self._senders if kind in self.tails.kinds]:
+            records = count_missing(self.tails.targets(kind), tails)
             with (
                 closing(self._batches(kind, tails, prefetched, may_begin=may_begin)) as batches,
                 closing(self._senders[kind].send_all(batches, records)) as replies,
@@ -360,21 +358,21 @@ class Publisher:
     def _check_foreign(self) -> None:
         """Leaves out shards with a log unlike the journal, unless Postgres has lost commits."""
         foreign = self._replies.take_foreign()
-        self.ends.check([*foreign])
+        self.tails.check([*foreign])
         for shard, error in foreign.items():
             if shard not in self.unusable:
                 raise error
 
     def keep_budgets(self) -> int:
         """Evicts entries of its own logs beyond their memory budgets; returns how many."""
-        shards = [shard for shard in self.ends.own if shard not in self.unusable]
+        shards = [shard for shard in self.tails.own if shard not in self.unusable]
         return self._budgets.keep(shards, self.unusable.add)
 
     def maintain_queues(self, *, everywhere: bool = False) -> int:
         """Gives Redis waiting records, and those that it lacks, for a limited time."""
-        shards = self.ends.known if everywhere else self.ends.own
-        filled = [s for s in shards if s in self.ends.journal and s not in self.unusable]
-        tails = {shard: self.tails.get(shard, BEGINNING) for shard in filled}
+        shards = self.tails.known if everywhere else self.tails.own
+        filled = [s for s in shards if s in self.tails.journal and s not in self.unusable]
+        tails = {shard: self.tails.log.get(shard, BEGINNING) for shard in filled}
         return self._queues.maintain(tails)
 
     def _batches(
@@ -389,19 +387,19 @@ class Publisher:
         following = [
             batch
             for batch in prefetched
-            if self.ends.kind(batch.shard) == kind
-            and batch.last <= self.ends.journal.get(batch.shard, BEGINNING)
+            if self.tails.kind(batch.shard) == kind
+            and batch.last <= self.tails.journal.get(batch.shard, BEGINNING)
             and batch.first == tails.get(batch.shard, BEGINNING) + 1
             and batch.epoch == self._epoch  # a tick may know a newer epoch than this publisher
         ]
         tails = {**tails, **{batch.shard: batch.last for batch in following}}
         reading = unpublished(
             self._store,
-            self.ends.targets(kind),
+            self.tails.targets(kind),
             tails,
             epoch=self._epoch,
             until=monotonic() + (0.0 if self._senders[kind].reads_once else ROUND_S),
-            packed=self.ends.packed,
+            packed=self.tails.packed,
             queues=self._queues,
             on_unusable=self.unusable.add,
         )
@@ -413,37 +411,37 @@ class Publisher:
 
 
 class SlicePublisher(Publisher):
-    """Publishes at most ``most`` records a call.
+    """Publishes at most ``max_records`` records a call.
 
     Finding a record at fault among others may take a few more.
     """
 
-    def __init__(self, *servers: Any, most: int, **options: Any) -> None:
+    def __init__(self, *servers: Any, max_records: int, **options: Any) -> None:
         """See ``Publisher`` for the rest."""
         super().__init__(*servers, **options)
-        self._most = most
+        self._max_records = max_records
 
     @override
     def publish(self, prefetched: Sequence[Batch] = ()) -> Published:
-        target = self.ends.journal
+        target = self.tails.journal
         usable = {shard: tail for shard, tail in target.items() if shard not in self.unusable}
-        self.ends.journal = nearest(usable, self.tails, self._most)
+        self.tails.journal = nearest(usable, self.tails.log, self._max_records)
         try:
             return super().publish(prefetched)
         finally:
-            self.ends.journal = target
+            self.tails.journal = target
 
 
 def nearest(
-    target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset], most: int
+    target: Mapping[ShardName, Offset], tails: Mapping[ShardName, Offset], max_records: int
 ) -> dict[ShardName, Offset]:
-    """Returns a target of at most ``most`` records beyond ``tails``.
+    """Returns a target of at most ``max_records`` records beyond ``tails``.
 
     It begins with any shard, so none is always the last.
     """
     lacking = [shard for shard, tail in target.items() if tail > tails.get(shard, BEGINNING)]
     start = randrange(len(lacking)) if lacking else 0  # noqa: S311  not for secrets
-    targets, remaining = dict(target), most
+    targets, remaining = dict(target), max_records
     for shard in lacking[start:] + lacking[:start]:
         tail = tails.get(shard, BEGINNING)
         targets[shard] = Offset(min(target[shard], tail + remaining))

@@ -149,7 +149,7 @@ def remove_old_notes(store: Store, channels: Iterable[Channel]) -> bool:
         "channels": [*keep],
         "keep": [*keep.values()],
         "attempts_kept": NOTES_KEPT,
-        "most": NOTES_PER_TRANSACTION,
+        "limit": NOTES_PER_TRANSACTION,
     }
     [removed] = store.rows("remove_old_notes", values, doing="removing old notes on jobs")
     return NOTES_PER_TRANSACTION in removed
@@ -196,7 +196,7 @@ class StreamerUpkeep:
             self._faults.update(store)
             if self._clock() >= self._capture_at:
                 self._note_captures(store)
-        self._faults.note_stopped(store, publisher.unusable.errors, publisher.ends.others)
+        self._faults.note_stopped(store, publisher.unusable.errors, publisher.tails.others)
 
     def _note_captures(self, store: Store) -> None:
         """Logs, once, tables whose changes are lost, or staged in another form than declared."""
@@ -213,7 +213,7 @@ class StreamerUpkeep:
     def sweep(self, store: Store, publisher: Publisher) -> None:
         """Notes faults, and checks the next shard for records that have lost their offsets."""
         self.note_faults(store, publisher, sequences=True)
-        shards = publisher.ends.known
+        shards = publisher.tails.known
         self._swept += 1
         if shards:
             check_missed(store, shards[self._swept % len(shards)])
@@ -230,7 +230,7 @@ class StreamerUpkeep:
                 store,
                 client,
                 self._declared[name],
-                publisher.tails,
+                publisher.tails.log,
                 shards=[shard for shard in shards if shard not in publisher.unusable],
                 on_unusable=publisher.unusable.add,
                 until=monotonic() + RETAIN_S / len(self._to_retain),
@@ -248,9 +248,9 @@ class StreamerUpkeep:
 
     def _choose_shards(self, publisher: Publisher) -> dict[str, tuple[ShardName, ...]]:
         self._retained += 1
-        others = () if self._retained % EVERYWHERE_EVERY == 0 else set(publisher.ends.others)
+        others = () if self._retained % EVERYWHERE_EVERY == 0 else set(publisher.tails.others)
         chosen: dict[str, list[ShardName]] = {name: [] for name in self._declared}
-        for shard in publisher.ends.known:
+        for shard in publisher.tails.known:
             if shard.channel in chosen and shard not in others:
                 chosen[shard.channel].append(shard)
         return {name: tuple(shards) for name, shards in chosen.items()}

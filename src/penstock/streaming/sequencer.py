@@ -152,7 +152,7 @@ class Sequencer:
     def _sequence(self) -> Tick:
         while True:
             try:
-                if self._slices.most is None:
+                if self._slices.max_records is None:
                     return self._sequence_everything()
                 if (ticked := self._sequence_slice()) is not None:
                     return ticked

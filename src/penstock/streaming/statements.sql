@@ -215,7 +215,7 @@ ORDER BY tick DESC
 LIMIT 1;
 
 -- :name plan_slice
--- The last `most` records before the transaction `before` that `target` shows and `baseline` does not, in whole
+-- The last `max_records` records before the transaction `before` that `target` shows and `baseline` does not, in whole
 -- transactions: the first of these (null if there are none before), the number of records, the least of the
 -- transactions' last ids; and the transactions whose last id is greater than `bound`.
 -- Ids that get no offset have no order.
@@ -227,18 +227,18 @@ WITH edge AS (
          WHERE xid >= %(begin)s::text::xid8 AND xid < %(before)s::text::xid8
            AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
          ORDER BY xid DESC
-         LIMIT %(most)s)
+         LIMIT %(max_records)s)
         UNION ALL
         (SELECT xid
          FROM {schema}.staged_records
          WHERE xid = ANY (ARRAY(SELECT pg_snapshot_xip(%(baseline)s::pg_snapshot))) AND xid < %(before)s::text::xid8
            AND pg_visible_in_snapshot(xid, %(target)s::pg_snapshot)
          ORDER BY xid DESC
-         LIMIT %(most)s)
+         LIMIT %(max_records)s)
     ) candidates
     ORDER BY xid DESC
     LIMIT 1
-    OFFSET %(most)s - 1
+    OFFSET %(max_records)s - 1
 ),
 first AS (
     SELECT coalesce((SELECT xid FROM edge), '0') AS xid
@@ -476,7 +476,7 @@ WHERE tick < (SELECT max(tick) FROM {schema}.ticks) - %(kept)s;
 
 -- :name isolate_unreachable
 -- Rows that no tick finds: their xid is of a transaction that has not begun, or of none at all (3 is the first).
--- At most `most` are noted of either, however many there are.
+-- At most `limit` are noted of either, however many there are.
 INSERT INTO {schema}.isolated_records (record_id, xid, channel, shard, reason, is_early)
 SELECT id, xid, left(channel, 63), shard,
        'xid is ' || xid::text || ', of a transaction that ' || CASE WHEN is_early THEN 'has not begun' ELSE 'never was' END,
@@ -486,13 +486,13 @@ FROM (
      FROM {schema}.staged_records
      WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())
      ORDER BY xid
-     LIMIT %(most)s)
+     LIMIT %(limit)s)
     UNION ALL
     (SELECT id, xid, channel, shard, false
      FROM {schema}.staged_records
      WHERE xid < '3'
      ORDER BY xid
-     LIMIT %(most)s)
+     LIMIT %(limit)s)
 ) unreachable
 WHERE NOT EXISTS (
           SELECT
@@ -511,13 +511,13 @@ WHERE id <= 9007199254740991;
 -- :name isolate_overtaken
 -- Rows of which every tick is too late: their xid is of a transaction that had ended before they were inserted.  `shown` is
 -- an earlier snapshot, and showed no id greater than `last`: a later row's transaction had not ended in it.
--- At most `most` rows are examined.  Result: the current snapshot, the last id, the number of rows.
+-- At most `limit` rows are examined.  Result: the current snapshot, the last id, the number of rows.
 WITH later AS (
     SELECT id, xid, channel, shard
     FROM {schema}.staged_records
     WHERE id > %(last)s AND id <= 9007199254740991
     ORDER BY id
-    LIMIT %(most)s
+    LIMIT %(limit)s
 ),
 -- The next tick finds what ended after the newest one; a tick that came after a pause may have found it already.
 overtaken AS MATERIALIZED (
@@ -551,7 +551,7 @@ JOIN {schema}.staged_records r ON r.id = i.record_id AND r.xid = i.xid
 WHERE i.number > %(number)s
   AND NOT (i.is_early AND pg_visible_in_snapshot(i.xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1)))
 ORDER BY i.number
-LIMIT %(most)s;
+LIMIT %(limit)s;
 
 -- :name forget_isolated
 DELETE FROM {schema}.isolated_records i
@@ -559,7 +559,7 @@ WHERE NOT EXISTS (SELECT FROM {schema}.staged_records r WHERE r.id = i.record_id
    OR i.is_early AND pg_visible_in_snapshot(i.xid, (SELECT snapshot FROM {schema}.ticks ORDER BY tick DESC LIMIT 1));
 
 -- :name unknown_shards
--- Shards in the journal that no registered channel has, with the number of records and the first of these: at most `most`.
+-- Shards in the journal that no registered channel has, with the number of records and the first of these: at most `limit`.
 -- Each step jumps to the next shard of the journal, or over all shards of a registered channel.
 WITH RECURSIVE known AS (
     SELECT channel, first_shard + coalesce(generations[cardinality(generations)], shards) - 1 AS last_shard
@@ -588,7 +588,7 @@ CROSS JOIN LATERAL {schema}.journal_bounds(channel, shard) AS bounds
 WHERE NOT EXISTS (
           SELECT FROM known WHERE known.channel = steps.channel AND steps.shard BETWEEN 0 AND last_shard
       )
-LIMIT %(most)s;
+LIMIT %(limit)s;
 
 -- :name stop_shard
 INSERT INTO {schema}.stopped_shards (channel, shard, reason)
@@ -1021,7 +1021,7 @@ notes AS (
                         AND n.noted_at < statement_timestamp() - queues.keep
                         AND r.id IS NULL
                       ORDER BY n.noted_at
-                      LIMIT %(most)s
+                      LIMIT %(limit)s
                   )
                   UNION ALL
                   (
@@ -1032,10 +1032,10 @@ notes AS (
                         AND n.noted_at < statement_timestamp() - greatest(queues.keep, %(attempts_kept)s::interval)
                         AND r.id IS NULL
                       ORDER BY n.noted_at
-                      LIMIT %(most)s
+                      LIMIT %(limit)s
                   )
               ) old
-              LIMIT %(most)s
+              LIMIT %(limit)s
           ))
     RETURNING record_id
 ),
@@ -1049,9 +1049,9 @@ results AS (
                   FROM {schema}.job_results
                   WHERE channel = queues.channel AND done_at < statement_timestamp() - queues.keep
                   ORDER BY done_at
-                  LIMIT %(most)s
+                  LIMIT %(limit)s
               ) old
-              LIMIT %(most)s
+              LIMIT %(limit)s
           ))
     RETURNING record_id
 ),
@@ -1065,9 +1065,9 @@ groups AS (
                   FROM {schema}.job_groups
                   WHERE channel = queues.channel AND ended_at < statement_timestamp() - queues.keep
                   ORDER BY ended_at
-                  LIMIT %(most)s
+                  LIMIT %(limit)s
               ) old
-              LIMIT %(most)s
+              LIMIT %(limit)s
           ))
     RETURNING name
 )

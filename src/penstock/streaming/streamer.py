@@ -92,14 +92,14 @@ class Streamer(Runner[RoundResult]):
         *,
         idle_s: float = IDLE_S,
         prepare: bool = True,
-        most: int | None = None,
+        max_records: int | None = None,
         share: Share = WHOLE,
         timeouts: Timeouts | None = None,
     ) -> None:
         """Does not connect yet; see ``open``.
 
         It pauses for at most ``idle_s`` between rounds.  Statements must not be prepared behind a
-        pooler.  A round publishes ``most`` records, or as many as it can in a quarter of a second;
+        pooler.  A round publishes ``max_records`` records, or as many as it can in 0.25 s;
         it publishes only a ``share`` of the shards if other streamers publish the others, and they
         take over the work of a missing one within seconds.  ``timeouts`` are those of a caller that
         cannot wait as long as a worker.
@@ -107,7 +107,7 @@ class Streamer(Runner[RoundResult]):
         self._pipeline = pipeline
         self._database_url, self._redis_url = get_database_url(database), redis_url
         self._idle_s, self._prepare = idle_s, prepare
-        self._most, self._share, self._timeouts = most, share, timeouts
+        self._max_records, self._share, self._timeouts = max_records, share, timeouts
         self._connection: Connection | None = None
         self._client: Any = None
         self._sequencer: Sequencer | None = None
@@ -160,7 +160,7 @@ class Streamer(Runner[RoundResult]):
         self._publisher = self._make_publisher(store, epoch)
         self._refresh_at, self._newest_tick = 0.0, -1
         self.upkeep.reopen()
-        if self._most is None:  # slices do not wait, and soon end
+        if self._max_records is None:  # slices do not wait, and soon end
             keep_memory(store)
             if self._share.sequences:
                 self._nudges.open()
@@ -188,9 +188,9 @@ class Streamer(Runner[RoundResult]):
     def _make_publisher(self, store: Store, epoch: Epoch) -> Publisher:
         servers = store, self._client
         options: dict[str, Any] = {"epoch": epoch, "unusable": self._unusable, "share": self._share}
-        if self._most is None:
+        if self._max_records is None:
             return Publisher(*servers, **options)
-        return SlicePublisher(*servers, **options, most=self._most)
+        return SlicePublisher(*servers, **options, max_records=self._max_records)
 
     def close(self) -> None:
         """Closes the connections.
@@ -239,14 +239,16 @@ class Streamer(Runner[RoundResult]):
         _, sequencer, publisher = self.opened()
         ticked = self._tick(sequencer, publisher, expects_records=expects_records)
         check_same_server(ticked.server_start_us, self._server_start_us)
-        publisher.ends.advance_target(ticked.tails, ticked.firsts)
+        publisher.tails.advance_target(ticked.tails, ticked.firsts)
         published = publisher.publish(ticked.inline_records)
         added, already_there = published.added, published.known
         if added and is_repeated("streamer.after_publish"):
             already_there += publisher.resend(added).known
         if published.healed:
             log.warning("log was behind", shards=[str(shard) for shard in published.healed])
-        result = RoundResult(ticked.sequenced, added, already_there, backlog=publisher.ends.backlog)
+        result = RoundResult(
+            ticked.sequenced, added, already_there, backlog=publisher.tails.backlog
+        )
         self._observers(Streamed(result.sequenced, added, already_there, backlog=result.backlog))
         return result
 
@@ -262,13 +264,13 @@ class Streamer(Runner[RoundResult]):
         was_ticking = self._ticks.is_ticking
         if self._ticks.is_due(newest.number, has_new=has_new):
             if not was_ticking:
-                publisher.ends.take_over(self._share.number - 1)
+                publisher.tails.take_over(self._share.number - 1)
             newest = sequencer.tick(expects_records=True)
             self._ticks.ticked(newest.number)
         if newest.number != self._newest_tick and monotonic() >= self._read_tails_at:
             self._newest_tick = newest.number
             started_at = monotonic()
-            publisher.ends.read(publisher.ends.own)
+            publisher.tails.read(publisher.tails.own)
             self._read_tails_at = monotonic() + TAILS_PAUSE * (monotonic() - started_at)
         return newest
 
@@ -290,7 +292,7 @@ class Streamer(Runner[RoundResult]):
         """
         store, _, publisher = self.opened()
         self.upkeep.sweep(store, publisher)
-        if self._most is not None:  # slices have no thread
+        if self._max_records is not None:  # slices have no thread
             self._troubles.open(once=True)
 
     def opened(self) -> Opened:

@@ -12,7 +12,7 @@ nothing is missed, and nothing found twice.  S(k) is a snapshot that Postgres ha
 are made of it: they call transactions open that have been committed.  Two rules say which.
 
 Whole transactions.  Slice i takes transactions up to an id X(i), such that each step has about
-``most`` records.
+``max_records`` records.
 
 Order of a key.  Transaction ids are given at the first write, not at commit: a transaction before
 X(i) may have waited for the row of one beyond X(i), and its record of that row's key comes second.
@@ -27,7 +27,7 @@ X(i), or M(i) would be last(T1) at most.  Hence xid(T1) ≤ X(i) and last(T1) < 
 well, and its records in the same slice, with smaller ids, or in an earlier one.  X and M grow with
 i, so each snapshot shows all that the one before shows.
 
-The plan is made in statements of about ``most`` records each, from the newest transaction back,
+The plan is made in statements of about ``max_records`` each, from the newest transaction back,
 since M(i) depends on what comes later.  It is valid as long as no other tick comes between: each
 slice's statement names the tick that it must follow.
 """
@@ -74,7 +74,7 @@ class Slices:
     """
 
     def __init__(self) -> None:
-        self.most: int | None = None
+        self.max_records: int | None = None
         self._planned: deque[TickSlice] = deque()
         self._is_whole = False
         self._after = -1
@@ -84,34 +84,42 @@ class Slices:
 
         Returns None if there is nothing to sequence.
         """
-        assert self.most is not None
+        assert self.max_records is not None
         if not self._planned:
-            self._after, planned = plan(execute, self.most)
+            self._after, planned = plan(execute, self.max_records)
             self._planned.extend(planned)
             self._is_whole = len(planned) == 1
         if not self._planned:
-            self.most = None
+            self.max_records = None
             return None
         return self._after, self._planned[0]
 
     def succeeded(self, tick: int) -> None:
         """Continues after the tick of a slice."""
-        assert self.most is not None
+        assert self.max_records is not None
         finished, self._after = self._planned.popleft(), tick
-        self.most = (
-            None if self._is_whole else max(self.most, min(2 * self.most, 2 * finished.records))
+        self.max_records = (
+            None
+            if self._is_whole
+            else max(self.max_records, min(2 * self.max_records, 2 * finished.records))
         )
 
     def failed(self, error: psycopg.Error) -> None:
         """Makes slices smaller."""
-        if not _is_about_size(error) or (self.most is not None and self._is_least(self.most)):
+        if not _is_about_size(error) or (
+            self.max_records is not None and self._is_least(self.max_records)
+        ):
             raise error
         self.drop_plan()
-        self.most = MAX_RECORDS if self.most is None else max(MIN_RECORDS, self.most // 2)
-        log.warning("tick failed", reason=first_line(error), records=self.most)
+        self.max_records = (
+            MAX_RECORDS if self.max_records is None else max(MIN_RECORDS, self.max_records // 2)
+        )
+        log.warning("tick failed", reason=first_line(error), records=self.max_records)
 
-    def _is_least(self, most: int) -> bool:
-        return most <= MIN_RECORDS or (bool(self._planned) and self._planned[0].records > 2 * most)
+    def _is_least(self, max_records: int) -> bool:
+        return max_records <= MIN_RECORDS or (
+            bool(self._planned) and self._planned[0].records > 2 * max_records
+        )
 
     @property
     def doing(self) -> str:
@@ -147,10 +155,15 @@ class _Step:
     waiting: list[tuple[int, int, int]]
 
 
-def plan(execute: Execute, most: int) -> tuple[int, list[TickSlice]]:
-    """Plans slices of about ``most`` records, from the last tick to now."""
+def plan(execute: Execute, max_records: int) -> tuple[int, list[TickSlice]]:
+    """Plans slices of about ``max_records`` records, from the last tick to now."""
     [(tick, baseline, target, begin, open_then, end, open_now)] = execute("plan_slices", {})
-    parameters = {"baseline": baseline, "target": target, "begin": str(begin), "most": most}
+    parameters = {
+        "baseline": baseline,
+        "target": target,
+        "begin": str(begin),
+        "max_records": max_records,
+    }
     steps = [*_steps_backwards(execute, parameters, end)][::-1]
     return tick, [*_slices(steps, begin, set(open_then), set(open_now), target)]
 

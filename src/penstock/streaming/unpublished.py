@@ -83,7 +83,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
     *,
     epoch: Epoch,
     until: float,
-    most: int = BATCH_RECORDS,
+    max_records: int = BATCH_RECORDS,
     packed: Container[str] = (),
     queues: Container[str] = (),
     on_unusable: OnUnusable | None = None,
@@ -93,7 +93,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
     The connection, in autocommit mode, is not used for anything else until the end.  A shard that
     ``tails`` does not name is empty.  Every shard gets at least one batch, however late ``until``
     is, by the monotonic clock: otherwise the first ones, if busy, would starve the others.  A batch
-    has at most ``most`` records, or ``PACKED_RECORDS`` in the channels ``packed``.
+    has at most ``max_records`` records, or ``PACKED_RECORDS`` in the channels ``packed``.
 
     Records of ``queues`` are gone once they are done: they then have an id, and no key.
     ``on_unusable`` is called with a shard whose journal is damaged; None raises.
@@ -101,7 +101,7 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
 
     def request(shard: ShardName, tail: Offset) -> tuple[ShardName, Offset, int, Cursor]:
         arguments = {"channel": shard.channel, "shard": shard.shard, "tail": tail}
-        allowed = PACKED_RECORDS if shard.channel in packed else most
+        allowed = PACKED_RECORDS if shard.channel in packed else max_records
         records = min(allowed, fitting.get(shard, allowed))
         limits = {"records": min(records, target[shard] - tail), "bytes": BATCH_BYTES}
         cursor = store.connection.cursor(row_factory=args_row(JournaledBatch))

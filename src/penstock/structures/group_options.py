@@ -88,6 +88,6 @@ class GroupOptions:
         return ShardName(self.log, Shard(number))
 
     @property
-    def most(self) -> int | None:
+    def pending_limit(self) -> int | None:
         """Returns the limit of pending records; None if nothing is acknowledged."""
         return None if self.retry_s is None else self.max_pending

@@ -81,16 +81,20 @@ class GroupState:
     missed: int
     rewound: int
 
-    def available(self, most: int | None) -> int:
+    def available(self, max_pending: int | None) -> int:
         """Returns the number of records that an unlimited read would take.
 
         Args:
-            most: Most that may be pending; None if records are not acknowledged.
+            max_pending: Limit of pending records; None if records are not acknowledged.
         """
         if self.next_offset is None:
             return max(0, self.tail - max(1, self.first) + 1)
         unread = max(0, self.tail - self.next_offset + 1)
-        return unread if most is None else min(unread, max(0, most - self.pending)) + self.due
+        return (
+            unread
+            if max_pending is None
+            else min(unread, max(0, max_pending - self.pending)) + self.due
+        )
 
 
 @dataclass(frozen=True, slots=True)

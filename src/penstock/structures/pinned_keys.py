@@ -205,18 +205,20 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
         return value
 
     @both
-    def reap(self, most: int = SLICE) -> Steps[int]:
+    def reap(self, limit: int = SLICE) -> Steps[int]:
         """Deletes expired values and locks, up to a number; returns how many.
 
         A chore for a recruit.
 
         Args:
-            most: 1 to 1,000.
+            limit: 1 to 1,000.
 
         Raises as ``put``.
         """
         return int(
-            (yield from self._operations.call("reap", [checked_count("most", most)], "reaping"))[1]
+            (yield from self._operations.call("reap", [checked_count("limit", limit)], "reaping"))[
+                1
+            ]
         )
 
 

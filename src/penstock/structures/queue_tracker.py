@@ -196,43 +196,43 @@ class QueueTracker(_Tracker[RedisClient], BlockingClient):
         is_add = random.random() < 0.5  # noqa: S311, PLR2004  no secret; half of the slices
         return self.add_slice() if is_add else self.remove_slice()
 
-    def add_slice(self, most: int = WALK) -> Synced:
+    def add_slice(self, limit: int = WALK) -> Synced:
         """Adds the next ids of the table; begins again after the last.
 
         Args:
-            most: 1 to 50.
+            limit: 1 to 50.
 
         Raises:
-            InvalidStructureCall: ``most`` is out of range, or ``walk`` returned something else than
-                was asked for.
+            InvalidStructureCall: ``limit`` is out of range, or ``walk`` returned something
+                other than it was asked for.
             PenstockError: As ``add``; and what ``walk`` raises: nothing was changed.
         """
-        checked_count("most", most, MAX_WALK)
+        checked_count("limit", limit, MAX_WALK)
         previous = as_text(self._drive(self._ask("GET", self._position)) or "")
-        ids = _checked_ids("walk", self._source.walk(previous or None, most))
-        if len(ids) > most:
-            raise InvalidStructureCall("walk", f"returned {len(ids)} ids; it was asked for {most}")
+        ids = _checked_ids("walk", self._source.walk(previous or None, limit))
+        if len(ids) > limit:
+            raise InvalidStructureCall("walk", f"returned {len(ids)} ids; it was asked for {limit}")
         if ids and ids[-1] == previous:
             raise InvalidStructureCall(
                 "walk", "returned the id that it was to begin after: its query takes >, not >="
             )
-        following = ids[-1] if len(ids) == most else ""
+        following = ids[-1] if len(ids) == limit else ""
         word, *added = self._drive(self._call("walk", (previous, following, *ids), "walking"))
         return Synced(gave_up=True) if word == b"moved" else Synced(added=int(added[0]))
 
-    def remove_slice(self, most: int = SAMPLE) -> Synced:
+    def remove_slice(self, limit: int = SAMPLE) -> Synced:
         """Samples ids, and removes those without queued work.
 
         Args:
-            most: 1 to 25.
+            limit: 1 to 25.
 
         Raises:
-            InvalidStructureCall: ``most`` is out of range, or ``queued`` returned no ids.
+            InvalidStructureCall: ``limit`` is out of range, or ``queued`` returned no ids.
             PenstockError: As ``add``; and what ``queued`` raises: the set is as before.
         """
-        checked_count("most", most, MAX_SAMPLE)
+        checked_count("limit", limit, MAX_SAMPLE)
         token = secrets.token_hex(8)  # that no other remover has
-        _, *sampled = self._drive(self._call("sample", (token, most), "sampling"))
+        _, *sampled = self._drive(self._call("sample", (token, limit), "sampling"))
         if not sampled:
             return Synced()
         ids = [as_text(text) for text in sampled]
@@ -325,7 +325,7 @@ class _Queued:
     where: ColumnElement[bool]
     timeout_ms: int
 
-    def walk(self, previous: str | None, most: int) -> list[str]:
+    def walk(self, previous: str | None, limit: int) -> list[str]:
         """Returns the ids after one, as text.
 
         Each takes an index probe, so ids with many rows take no longer.
@@ -334,7 +334,7 @@ class _Queued:
         first = self._next(start).subquery()
         walk = select(first.c[0].label("id"), literal(1).label("number")).cte(recursive=True)
         step = self._next(walk.c.id).correlate(walk).scalar_subquery()
-        steps = select(step, walk.c.number + 1).where(walk.c.id.is_not(None), walk.c.number < most)
+        steps = select(step, walk.c.number + 1).where(walk.c.id.is_not(None), walk.c.number < limit)
         ids = walk.union_all(steps)
         query = select(cast(ids.c.id, Text)).where(ids.c.id.is_not(None)).order_by(ids.c.number)
         with self._transaction() as connection:

@@ -220,7 +220,7 @@ class GroupReader:
         return shards[begin:] + shards[:begin]
 
     def _available(self, state: GroupState) -> int:
-        return state.available(self.options.most)
+        return state.available(self.options.pending_limit)
 
     def _is_worth_reading(self, state: GroupState) -> bool:
         """Returns whether a read would take or report something.

@@ -201,7 +201,7 @@ class _VolatileHash(Operations[C]):
         return int((yield from self._call("count", (), "counting fields of"))[1])
 
     @both
-    def gc(self, most: int = SLICE) -> Steps[int]:
+    def gc(self, limit: int = SLICE) -> Steps[int]:
         """Deletes expired fields, up to a number; returns how many.  A chore for a recruit.
 
         It collects those of this hash, and then of a random one of the namespace, which nobody may
@@ -209,25 +209,25 @@ class _VolatileHash(Operations[C]):
         lost.
 
         Args:
-            most: 1 to 1,000.
+            limit: 1 to 1,000.
 
         Raises as ``hset``.
         """
-        collected, remaining = yield from self._collect(self.name, checked_count("most", most))
+        collected, remaining = yield from self._collect(self.name, checked_count("limit", limit))
         with suppress(PenstockError):  # of a user that may use this hash alone
             listed = yield from self._ask("SRANDMEMBER", self._names)
             name = self.name if listed is None else as_text(listed)
-            if name != self.name and collected < most:
-                others, remaining = yield from self._collect(name, most - collected)
+            if name != self.name and collected < limit:
+                others, remaining = yield from self._collect(name, limit - collected)
                 collected += others
             if not remaining:
                 yield from self._strike(name)
         return collected
 
-    def _collect(self, name: str, most: int) -> Steps[tuple[int, int]]:
+    def _collect(self, name: str, limit: int) -> Steps[tuple[int, int]]:
         """Collects fields of a hash; returns how many, and how many there were."""
         keys = checked_keys(self._namespace, name, _PARTS)
-        reply = yield from call("volatile/collect", keys, [most], f"collecting fields of {name}")
+        reply = yield from call("volatile/collect", keys, [limit], f"collecting fields of {name}")
         return int(reply[1]) + int(reply[2]), int(reply[3])
 
     def _strike(self, name: str) -> Steps[None]:

@@ -88,7 +88,7 @@ WHERE e.first_offset + n.position - 1 > w.after AND e.first_offset + n.position 
 GROUP BY n.id
 HAVING count(*) > 1
 ORDER BY n.id
-LIMIT %(most)s;
+LIMIT %(limit)s;
 
 -- :name overtaken
 -- Number of records that come after a newer record of their key.  Keys are compared by their hash.

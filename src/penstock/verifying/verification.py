@@ -320,7 +320,7 @@ class InlineExaminer:
 
     def _read_repeats(self, ranges: Sequence[VerificationRange]) -> tuple[int, list[int]]:
         """Returns the number of repeated journal positions, and the first records that repeat."""
-        values = {**_parameters(ranges), "most": FINDINGS_KEPT}
+        values = {**_parameters(ranges), "limit": FINDINGS_KEPT}
         rows = self._store.rows("repeats", values, doing="reading the journal")
         return (rows[0][1] if rows else 0), [record for record, _ in rows]
 

@@ -151,7 +151,7 @@ _UNLIMITED = 1 << 62
 class Room:
     """Memory that a log may take, and batches on their way to it."""
 
-    most: int  # bytes up to which nothing is evicted
+    max_bytes: int  # bytes up to which nothing is evicted
     goal: int  # bytes that are left, about, if entries are evicted
     # last offset and size in bytes of batches that have been sent, and may be in the log already
     underway: Sequence[tuple[Offset, int]] = ()
@@ -183,7 +183,7 @@ def make_room(
         remaining = {
             s: remaining[s]
             for s, usage in measured.items()
-            if usage.evicted and usage.bytes > remaining[s].most
+            if usage.evicted and usage.bytes > remaining[s].max_bytes
         }
     return memory
 
@@ -207,7 +207,7 @@ def _make_rooms(
     calls = [
         Call(
             (log_keys(namespace, shard).stream,),
-            [room.most, room.goal, *(number for batch in room.underway for number in batch)],
+            [room.max_bytes, room.goal, *(number for batch in room.underway for number in batch)],
         )
         for shard, room in rooms.items()
     ]

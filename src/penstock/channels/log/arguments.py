@@ -57,21 +57,25 @@ def check_choice(field: str, chosen: object, choices: tuple[str | None, ...]) ->
         raise InvalidLogCall(field, f"is {chosen!r}; it takes {', '.join(map(repr, choices))}")
 
 
-def check_number(field: str, number: object, least: int = 0, most: int = NEWEST) -> int:
+def check_number(field: str, number: object, minimum: int = 0, maximum: int = NEWEST) -> int:
     """Returns the number, if it is a whole one within the limits.  Raises ``InvalidLogCall``."""
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise InvalidLogCall(field, f"is {number!r}; it takes {least:,} to {most:,}")
+    if not isinstance(number, int) or isinstance(number, bool) or not minimum <= number <= maximum:
+        raise InvalidLogCall(field, f"is {number!r}; it takes {minimum:,} to {maximum:,}")
     return number
 
 
-def check_seconds(field: str, seconds: object, least: float = 0.0, most: float = MAX_S) -> float:
+def check_seconds(
+    field: str, seconds: object, minimum: float = 0.0, maximum: float = MAX_S
+) -> float:
     """Returns the seconds, if they are a number within the limits.  Raises ``InvalidLogCall``."""
     if (
         not isinstance(seconds, int | float)
         or isinstance(seconds, bool)
-        or not least <= seconds <= most
+        or not minimum <= seconds <= maximum
     ):
-        raise InvalidLogCall(field, f"is {seconds!r}; it takes {least:g} to {most:,.0f} seconds")
+        raise InvalidLogCall(
+            field, f"is {seconds!r}; it takes {minimum:g} to {maximum:,.0f} seconds"
+        )
     return seconds
 
 

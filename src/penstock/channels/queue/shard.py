@@ -412,13 +412,15 @@ class QueueShape:
         """Sets up.  Raises ``DeclarationError``."""
         self.name = checked_name(name, "queue")
         hand = min(DEFAULT_HAND, streams) if hand is None else hand
-        for option, number, most in (
+        for option, number, maximum in (
             ("streams", streams, MAX_STREAMS),
             ("hand", hand, streams),
             ("shards", shards, MAX_SHARDS),
         ):
-            if not 1 <= number <= most:
-                raise DeclarationError(f"queue {name}: {option} is {number}; it takes 1 to {most}")
+            if not 1 <= number <= maximum:
+                raise DeclarationError(
+                    f"queue {name}: {option} is {number}; it takes 1 to {maximum}"
+                )
         self.shards = [
             QueueShard(queue_keys(namespace, ShardName(name, Shard(number))), number, streams, hand)
             for number in range(shards)

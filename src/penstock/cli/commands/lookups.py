@@ -146,9 +146,9 @@ def _find_shards(servers: Connections, channel: str, shard: int | None) -> list[
 
 
 def _show_items(
-    servers: Connections, kind: str, shards: list[ShardName], most: int, *, json: bool
+    servers: Connections, kind: str, shards: list[ShardName], limit: int, *, json: bool
 ) -> None:
-    for item in get_kind(kind).items(servers.client, servers.store.scope.namespace, shards, most):
+    for item in get_kind(kind).items(servers.client, servers.store.scope.namespace, shards, limit):
         if json:
             show_json({"channel": item.shard.channel, "shard": item.shard.shard, **item.facts})
         else:
@@ -239,8 +239,8 @@ class _Printer:
         )
         offset = last if backwards else first
         while first <= offset <= last:
-            most = min(count, 1 + (offset - first if backwards else last - offset))
-            page = reader.read(number, offset, most, backwards=backwards)
+            page_size = min(count, 1 + (offset - first if backwards else last - offset))
+            page = reader.read(number, offset, page_size, backwards=backwards)
             if not page:
                 return
             yield from (record for record in page if record is not None)
@@ -277,7 +277,7 @@ def trace(
     """
     subject = parse_record(text, is_key=is_key)
     with open_connections(settings, "trace") as servers:
-        stories = read_stories(servers.store, servers.client, subject, channel=channel, most=count)
+        stories = read_stories(servers.store, servers.client, subject, channel=channel, limit=count)
     if json:
         show_json(stories)
     else:

@@ -37,11 +37,11 @@ class Inbox(ABC):
             if lease.held.begun_at <= newest and self._take_out(lease)
         ]
 
-    def take_more(self, most: int) -> list[Lease]:
+    def take_more(self, limit: int) -> list[Lease]:
         """Takes jobs that wait already; none if a slot is to end."""
         leases: list[Lease] = []
         with suppress(queue.Empty, asyncio.QueueEmpty):
-            while len(leases) < most:
+            while len(leases) < limit:
                 if (lease := self._poll()) is None:
                     self._hand_over(None)
                     break

@@ -46,7 +46,7 @@ class Schedule:
     ) -> None:
         """Plans nothing yet.  Leaves ``reserved`` slots to other queries, if one more remains."""
         self._consumers, self._streamers = consumers, streamers
-        self._most = count_pieces(consumers) + min(1, streamers)
+        self._max_tasks = count_pieces(consumers) + min(1, streamers)
         self._slots, self._reserved = slots, reserved
         self._plan = TaskPlan("", ())
         self._limit: int | None = None
@@ -65,10 +65,10 @@ class Schedule:
             if (count := self._slots.count()) != slots:
                 slots, since = count, now
             settled_s = SETTLED_S if self._slots.may_grow else 0.0
-            if slots >= self._most + self._reserved or (slots and now - since >= settled_s):
+            if slots >= self._max_tasks + self._reserved or (slots and now - since >= settled_s):
                 return
             if now >= say_at:
-                log.info("waiting for executors", slots=slots, task_count=self._most)
+                log.info("waiting for executors", slots=slots, task_count=self._max_tasks)
                 say_at = now + SAY_EVERY_S
             sleep(0.1)
 
@@ -111,7 +111,7 @@ class Schedule:
         if self._slots.count():
             self._say_at = now + PATIENCE_S
         elif now >= self._say_at:
-            log.warning("waiting for executors", slots=0, task_count=self._most)
+            log.warning("waiting for executors", slots=0, task_count=self._max_tasks)
             self._say_at = now + SAY_EVERY_S
 
     def _has_other_slots(self) -> bool:

@@ -188,10 +188,10 @@ class Advisor:
             return
         self._seen.append((gauges, self._requests()))
         for name, advice in self.advise().items():
-            least, most = self._bounds.get(name, (0.0, 0.0))
-            if advice.rate is not None and least < most:
+            lowest, highest = self._bounds.get(name, (0.0, 0.0))
+            if advice.rate is not None and lowest < highest:
                 with suppress(InvalidChore, Unknown):  # others were installed, or this was removed
-                    self._recruiter.set_rate(name, min(most, max(least, advice.rate)))
+                    self._recruiter.set_rate(name, min(highest, max(lowest, advice.rate)))
 
     def following(self, measure: Callable[[], Outcome], chores: Any) -> Callable[[], Outcome]:
         """Returns a job that measures and reports to this advisor."""

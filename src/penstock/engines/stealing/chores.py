@@ -202,21 +202,22 @@ class Chores:
                 chore is installed already; nothing was installed.
             DeclarationError: A consumer needs Spark.
         """
-        most = rate if max_rate is None else max_rate
-        if not 0 < rate <= most <= 1:
+        highest = rate if max_rate is None else max_rate
+        if not 0 < rate <= highest <= 1:
             raise InvalidChore(
-                "rate", f"is {rate}, up to {most}; it takes more than 0 and at most 1"
+                "rate", f"is {rate}, up to {highest}; it takes more than 0 and at most 1"
             )
         others = sum(recruiter.rates().values())
-        if others + most > 1 + TOLERANCE:
+        if others + highest > 1 + TOLERANCE:
             raise InvalidChore(
-                "rate", f"may rise to {most}, and other jobs have {others:g} already: more than 1"
+                "rate",
+                f"may rise to {highest}, and other jobs have {others:g} already: more than 1",
             )
         chores = self.all(consumers)
         shares = {chore.name: chore.weight / sum(c.weight for c in chores) for chore in chores}
         advisor = Advisor(
             recruiter,
-            {name: (share * rate, share * most) for name, share in shares.items()},
+            {name: (share * rate, share * highest) for name, share in shares.items()},
             records=self.records,
             processes=processes,
             prefix=self._prefix,

@@ -182,7 +182,7 @@ class Tools:
                 self._pipeline,
                 self._database_url,
                 self._redis_url,
-                most=self._records,
+                max_records=self._records,
                 timeouts=self._timeouts,
                 **self._options,
             )

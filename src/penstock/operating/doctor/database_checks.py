@@ -224,11 +224,11 @@ def _find_partial(missing: Missing, complete: list[RoleName]) -> list[RoleName]:
         }
         for role in granted
     }
-    most = max(map(len, unexplained.values()), default=0)
+    largest = max(map(len, unexplained.values()), default=0)
     return [
         role
         for role, unexplained_rights in unexplained.items()
-        if unexplained_rights and len(unexplained_rights) == most
+        if unexplained_rights and len(unexplained_rights) == largest
     ]
 
 

@@ -82,15 +82,16 @@ def memory(context: CheckContext) -> Results:
             "disk, or add the replica",
         )
     info = _read_info(context, "memory")
-    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    if refusal is None and most and used > NEARLY_FULL * most:
+    used, maxmemory = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if refusal is None and maxmemory and used > NEARLY_FULL * maxmemory:
         yield warning(
-            f"{used / most:.0%} of maxmemory is used; when it is full, records wait in Postgres",
+            f"{used / maxmemory:.0%} of maxmemory is used; when it is full, records wait in "
+            "Postgres",
             "raise maxmemory, shorten keep, or retire consumers that no longer run",
         )
     return (
         f"{used / 2**20:.0f} MiB used; maxmemory is "
-        f"{f'{most / 2**20:.0f} MiB' if most else 'not set'}"
+        f"{f'{maxmemory / 2**20:.0f} MiB' if maxmemory else 'not set'}"
     )
 
 

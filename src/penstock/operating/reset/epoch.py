@@ -114,7 +114,7 @@ class _RedisLogs:
     """The logs in Redis: their extents, last records, and newest epoch."""
 
     extents: Mapping[ShardName, Extent]
-    ends: Mapping[ShardName, Sequence[Record]]
+    last_records: Mapping[ShardName, Sequence[Record]]
     epoch: Epoch
 
 
@@ -255,7 +255,7 @@ class _Opening:
     def _find_disagreeing(self, in_redis: _RedisLogs) -> tuple[DeletedStream, ...]:
         """Returns the streams that end beyond the journal, or with another record."""
         journal = journal_bounds(self._store, in_redis.extents)
-        lasts = {shard: records[-1] for shard, records in in_redis.ends.items() if records}
+        lasts = {shard: records[-1] for shard, records in in_redis.last_records.items() if records}
         journaled = records_at(
             self._store, {shard: record.offset for shard, record in lasts.items()}
         )
@@ -316,7 +316,7 @@ class _Opening:
         store.execute("set_checkpoint_epochs", epoch)
         # New records get ids that no lost record had: some readers identify records by them.
         highest = max(
-            (record.id for records in in_redis.ends.values() for record in records),
+            (record.id for records in in_redis.last_records.values() for record in records),
             default=RecordId(0),
         )
         sequence = store.value(

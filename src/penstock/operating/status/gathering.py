@@ -184,7 +184,7 @@ def _read_postgres(store: Store) -> _Tables:
         registered = registered_channels(store)
         progress = store.rows("progress", sequenced, binary=True)
         resharded = {name for name, entry in registered.items() if entry.generations}
-        waiting = store.execute("waiting", {**sequencer, "most": MAX_COUNTED})
+        waiting = store.execute("waiting", {**sequencer, "limit": MAX_COUNTED})
         readers = {
             (consumer, channel) for consumer, channel, *_ in progress if channel in resharded
         }

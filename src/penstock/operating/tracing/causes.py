@@ -343,7 +343,7 @@ def search_key(store: Store, key: str, within_s: float) -> KeySearch:
             "key": key,
             "after": max(0, until - step),
             "until": until,
-            "most": MAX_OF_KEY - len(ids),
+            "limit": MAX_OF_KEY - len(ids),
         }
         ids += [RecordId(id_) for (id_,) in store.rows("ids_of_key_between", values, doing=doing)]
         until, step = values["after"], 2 * step
@@ -362,11 +362,11 @@ def trace(
     subject: Wanted,
     *,
     channel: str | None = None,
-    most: int = MAX_OF_KEY,
+    limit: int = MAX_OF_KEY,
 ) -> tuple[Story, ...]:
     """Returns the story of a record, or of the newest records of a key, oldest first."""
     reader = StoryReader(store, client)
-    stories = _read(reader, subject, channel, most)
+    stories = _read(reader, subject, channel, limit)
     if not stories:
         raise Unknown(f"nothing is known of {_describe_wanted(subject)}. Why: penstock explain")
     return stories
@@ -415,7 +415,7 @@ def explain(
 
 
 def _read(
-    reader: StoryReader, subject: Wanted, channel: str | None, most: int
+    reader: StoryReader, subject: Wanted, channel: str | None, limit: int
 ) -> tuple[Story, ...]:
     if isinstance(subject, Place):
         record = reader.find_id(subject)
@@ -425,7 +425,7 @@ def _read(
     elif isinstance(subject, KeySearch):
         ids = [*subject.ids]
     else:
-        ids = reader.find_ids(subject, channel, most)
+        ids = reader.find_ids(subject, channel, limit)
     stories = (reader.read(id_) for id_ in ids)
     return tuple(story for story in stories if story and channel in {None, story.channel})
 

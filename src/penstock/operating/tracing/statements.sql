@@ -6,7 +6,7 @@ WHERE key = %(key)s
   AND (%(channel)s::text IS NULL
        OR channel = %(channel)s)
 ORDER BY id DESC
-LIMIT %(most)s;
+LIMIT %(limit)s;
 
 -- :name newest_id
 SELECT coalesce(max(id), 0)
@@ -18,7 +18,7 @@ SELECT id
 FROM {schema}.staged_records
 WHERE id > %(after)s AND id <= %(until)s AND key = %(key)s
 ORDER BY id DESC
-LIMIT %(most)s;
+LIMIT %(limit)s;
 
 -- :name id_at
 -- The record at an offset; null if the journal does not name it any more.

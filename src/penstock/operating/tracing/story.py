@@ -255,9 +255,9 @@ class StoryReader:
     def __init__(self, store: Store, client: RedisClient) -> None:
         self._store, self._client = store, client
 
-    def find_ids(self, key: str, channel: str | None, most: int) -> list[RecordId]:
+    def find_ids(self, key: str, channel: str | None, limit: int) -> list[RecordId]:
         """Returns the newest kept records of a key, the oldest of them first."""
-        values = {"key": key, "channel": channel, "most": most}
+        values = {"key": key, "channel": channel, "limit": limit}
         return [RecordId(id_) for (id_,) in reversed(self._rows("ids_of_key", values))]
 
     def find_id(self, place: Place) -> RecordId | None:

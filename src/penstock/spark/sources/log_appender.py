@@ -204,9 +204,9 @@ def by_shard(part: pa.RecordBatch) -> Iterator[tuple[ShardName, pa.RecordBatch]]
     ):
         if part.column(name).null_count:
             raise InvalidRecord(name, "it is null in a row that is to be appended to a log")
-    for name, most in _MAX_CHARACTERS.items():
-        if (pc.max(pc.utf8_length(part.column(name))).as_py() or 0) > most:
-            raise InvalidRecord(name, f"of a row is longer than {most} characters")
+    for name, max_characters in _MAX_CHARACTERS.items():
+        if (pc.max(pc.utf8_length(part.column(name))).as_py() or 0) > max_characters:
+            raise InvalidRecord(name, f"of a row is longer than {max_characters} characters")
     return split_shards(part)
 
 

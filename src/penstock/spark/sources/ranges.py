@@ -29,9 +29,9 @@ class RangesPartition(InputPartition):
 
 
 def share_limit(
-    start: Positions, tails: Positions, most: int | None, owed: dict[ShardName, float]
+    start: Positions, tails: Positions, max_records: int | None, owed: dict[ShardName, float]
 ) -> Positions:
-    """Returns the end of a micro-batch of ``most`` records, in proportion to what shards have.
+    """Returns the end of a micro-batch of ``max_records``, in proportion to what shards have.
 
     All shards then advance through the same time: in equal shares, a short shard would be finished
     first, and the watermark that it moves would make the rest of a long one late.  ``owed`` are the
@@ -40,16 +40,18 @@ def share_limit(
     """
     waiting = {shard: max(0, tails[shard] - position) for shard, position in start.items()}
     total = sum(waiting.values())
-    if most is None or total <= most:
+    if max_records is None or total <= max_records:
         owed.clear()
         return {shard: position + waiting[shard] for shard, position in start.items()}
-    shares = {shard: divmod(most * count, total) for shard, count in waiting.items() if count}
+    shares = {
+        shard: divmod(max_records * count, total) for shard, count in waiting.items() if count
+    }
     assigned = dict.fromkeys(start, 0) | {shard: share for shard, (share, _) in shares.items()}
     due = {
         shard: owed.get(shard, 0.0) + remainder / total for shard, (_, remainder) in shares.items()
     }
     by_debt = sorted(due, key=lambda shard: (-due[shard], shard))
-    for shard in by_debt[: most - sum(assigned.values())]:
+    for shard in by_debt[: max_records - sum(assigned.values())]:
         assigned[shard] += 1
         due[shard] -= 1
     owed.update(due)

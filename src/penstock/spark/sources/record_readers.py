@@ -139,8 +139,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Returns ``maxRecordsPerTrigger``, if it is given."""
-        most = self._store.options.max_records
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        max_records = self._store.options.max_records
+        return ReadAllAvailable() if max_records is None else ReadMaxRows(max_records)
 
     @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
@@ -272,11 +272,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._seen
 
     def _end(self, start: Positions, tails: Positions, limit: ReadLimit) -> Positions:
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_records = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._target is None:
-            return self._pace.end(start, tails, most)
+            return self._pace.end(start, tails, max_records)
         target = {shard: self._target.get(shard, position) for shard, position in start.items()}
-        return self._pace.end(start, target, most, at_once=True)
+        return self._pace.end(start, target, max_records, at_once=True)
 
 
 def _ends(available: Available) -> Positions:
@@ -293,7 +293,7 @@ class Pace:
         self._owed: dict[ShardName, float] = {}
 
     def end(
-        self, start: Positions, tails: Positions, most: int | None, *, at_once: bool = False
+        self, start: Positions, tails: Positions, max_records: int | None, *, at_once: bool = False
     ) -> Positions:
         """Returns the end of the next micro-batch; ``start`` if it is to wait for more records.
 
@@ -306,7 +306,7 @@ class Pace:
             return dict(start)
         if waiting:
             self._last_batch = self._clock()
-        return share_limit(start, tails, most, self._owed)
+        return share_limit(start, tails, max_records, self._owed)
 
     def _waits(self, waiting: int) -> bool:
         least = self._options.min_records

@@ -310,11 +310,11 @@ class Options(ServerOptions):
                 "consumer keeps a position in every shard of a channel; it cannot be given with "
                 "assign"
             )
-        least, most = self.min_records, self.max_records
-        if least is not None and most is not None and least > most:
+        minimum, maximum = self.min_records, self.max_records
+        if minimum is not None and maximum is not None and minimum > maximum:
             raise options.error(
-                f"minRecordsPerTrigger is {least}, maxRecordsPerTrigger is {most}; the minimum "
-                "cannot be above the maximum"
+                f"minRecordsPerTrigger is {minimum}, maxRecordsPerTrigger is {maximum}; the "
+                "minimum cannot be above the maximum"
             )
 
 
