@@ -317,7 +317,7 @@ class Observers:
                 if (kind := (observer, type(error))) not in self._failed:
                     self._failed.add(kind)
                     log.warning(
-                        "an observer failed at %s: %s", type(event).__name__, type(error).__name__
+                        "observer failed at %s: %s", type(event).__name__, type(error).__name__
                     )
 
     def add(self, observer: Observer) -> None:

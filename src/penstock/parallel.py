@@ -192,7 +192,7 @@ def run_together(loops: Mapping[str, Loop], stop: Callable[[], bool]) -> None:
             try:
                 loop(stopped)
             except BaseException as error:  # noqa: BLE001  raised again by the main thread, for the exit code
-                log.error("stopped", who=name, error=type(error).__name__)  # noqa: TRY400  shown once, by the caller
+                log.error("stopped", part=name, error=type(error).__name__)  # noqa: TRY400  shown once, by the caller
                 failures.append(error)
 
         return threading.Thread(target=body, name=name, daemon=True)

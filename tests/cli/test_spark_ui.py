@@ -110,5 +110,5 @@ def test_a_task_without_a_slot_hands_its_work_to_those_that_have_one(
     finally:
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=180)
-    [warned] = [line for line in lines(stderr) if line["event"] == "tasks wait for slots"]
+    [warned] = [line for line in lines(stderr) if line["event"] == "tasks waiting for slots"]
     assert (warned["slots"], warned["task_count"]) == (2, 3)

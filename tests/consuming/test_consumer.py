@@ -224,7 +224,7 @@ def test_records_that_fail_together_have_their_attempts_alone(reader: Reader) ->
     assert (poison, reason) == (calls[0], "ValueError: cannot be understood")
     assert attempts == 2
     assert reader.effects() == [n for n in range(1, 21) if n != poison]
-    said = [entry for entry in logs if entry["event"].startswith("failed together")]
+    said = [entry for entry in logs if entry["event"].startswith("shards failed together")]
     assert [entry["error"] for entry in said] == ["ValueError"]
 
 

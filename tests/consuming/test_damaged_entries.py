@@ -32,7 +32,7 @@ from penstock.verifying.verification import InlineExaminer, verify
 STREAM = "penstock:{things/0}:log"
 BY_CODEC = {"none": PLAIN, "zstd": COMPRESSED}
 ENTRIES, EACH = 4, 20
-REASON = "damaged entry"
+REASON = "entry damaged"
 
 
 @pytest.fixture

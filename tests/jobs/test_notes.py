@@ -105,7 +105,7 @@ def test_notes_that_cannot_be_written_are_logged_once_and_written_with_newer_one
     with capture_logs() as logs:
         while outcomes:
             notes.write(transaction)
-    assert [(each["event"], each["error"]) for each in logs] == [("notes of jobs not written", "ValueError")]
+    assert [(each["event"], each["error"]) for each in logs] == [("job notes not written", "ValueError")]
     notes.note_progress(RecordId(1), 0.2, "")
     assert notes._notes == {1: {"progress": 0.2, "note": "", "attempts": []}}
     notes.write(transaction)

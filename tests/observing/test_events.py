@@ -200,7 +200,7 @@ def test_an_observer_that_fails_stops_nothing_and_is_logged_once_without_its_tex
 
     assert reader.effects() == ALL
     assert [record.message for record in caplog.records if record.name == "penstock.observer"] == [
-        "an observer failed at HandlerBegan: ServerUnavailable"
+        "observer failed at HandlerBegan: ServerUnavailable"
     ]
 
 

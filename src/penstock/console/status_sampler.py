@@ -166,7 +166,7 @@ class StatusSampler:
                 status = reader.read()
             except Exception as failed:  # noqa: BLE001  a reader that ends would leave all pages as they are
                 error = str(failed) if isinstance(failed, PenstockError) else describe(failed)
-                log.debug("no sample", reason=error)
+                log.debug("sample not taken", reason=error)
             self.store(status, error)
             self._wait(monotonic() - started_s)
         reader.close()

@@ -102,7 +102,7 @@ class Console:
             # Starlette raises it again for the server's log, which would have its text.
             if not is_answered:
                 raise
-            log.error("a page failed", path=scope["path"], error=type(error).__name__)  # noqa: TRY400  without its text
+            log.error("page failed", path=scope["path"], error=type(error).__name__)  # noqa: TRY400  without its text
 
     def _refuse(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")

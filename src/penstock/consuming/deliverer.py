@@ -311,7 +311,7 @@ class Deliverer(Generic[Item]):
             raise
         except (NotApplied, ServerUnavailable):
             # `penstock status` can do without
-            log.debug("note not written", shard=str(delivery.shard))
+            log.debug("shard note not written", shard=str(delivery.shard))
 
     def _pass(self, delivery: _Delivery[Item], item: Item, state: RetryState) -> bool:
         """Passes an item that the handler has cancelled; returns false if the delivery is over."""

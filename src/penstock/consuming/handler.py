@@ -546,7 +546,7 @@ def task_error_log(
 
     def log_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = type(context.get("exception")).__name__
-        log.error("task of a handler failed", consumer=consumer.name, error=error)
+        log.error("handler task failed", consumer=consumer.name, error=error)
 
     return log_error
 

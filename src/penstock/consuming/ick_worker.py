@@ -365,7 +365,7 @@ class IckWorker(Worker):
         if not self._is_free(shard):
             return answer
         log.warning(
-            "taking over", consumer=self.consumer.name, shard=str(shard), holder=answer.holder
+            "taking over shard", consumer=self.consumer.name, shard=str(shard), holder=answer.holder
         )
         return ick.reserve(in_place_of=answer)
 

@@ -100,7 +100,7 @@ class HandlerSpans:
                 if not self._has_failed:
                     self._has_failed = True
                     log.warning(
-                        "no span", consumer=self._common[CONSUMER], error=type(error).__name__
+                        "span not made", consumer=self._common[CONSUMER], error=type(error).__name__
                     )
             try:
                 yield

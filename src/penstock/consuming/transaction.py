@@ -357,7 +357,7 @@ class HandlerTransaction:
                 self._connection.rollback()
             self._connection.invalidate()
         except Exception:  # noqa: BLE001  the connection is gone, and so is what was done on it
-            log.debug("connection gone", consumer=self._consumer.name)
+            log.debug("connection lost", consumer=self._consumer.name)
         self._give_back()
         # One that the handler has closed is in the pool already, with a transaction open.
         self._engine.dispose()

@@ -390,7 +390,7 @@ class StateCollector(Collector):
             self._repeats.end("metrics")
         except Exception as error:  # noqa: BLE001  what a scrape sees is that a server is down; the next one tries again
             if self._repeats.is_due("metrics", reason := describe(error)):
-                log.warning("no metrics", reason=reason)
+                log.warning("metrics not read", reason=reason)
         finally:
             with self._changed:
                 self.readings += 1

@@ -70,7 +70,7 @@ def _free(store: Store, consumer: str, *, apply: bool) -> bool:
         return False
     if apply:
         store.execute("free_consumer", {"consumer": consumer})
-        log.warning("name of a consumer freed", consumer=consumer)
+        log.warning("consumer name freed", consumer=consumer)
     return True
 
 

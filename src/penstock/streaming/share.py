@@ -156,7 +156,7 @@ class ShardTakeover:
         """Returns a shard to its own share, because another process has published it."""
         if shard in self.taken:
             self.taken.remove(shard)
-            log.info("giving back a shard", share=str(self._share), shard=str(shard))
+            log.info("giving back shard", share=str(self._share), shard=str(shard))
 
 
 class TickTakeover:
@@ -174,12 +174,12 @@ class TickTakeover:
             self._tick, self._since = tick, self._clock()
             if self.is_ticking:
                 self.is_ticking = False
-                log.info("giving back the ticks", share=str(self._share))
+                log.info("giving back ticks", share=str(self._share))
         elif not has_new:
             self._since = self._clock()
         if not self.is_ticking and self._has_waited():
             self.is_ticking = True
-            log.warning("taking over the ticks", share=str(self._share))
+            log.warning("taking over ticks", share=str(self._share))
         return self.is_ticking and has_new
 
     def ticked(self, tick: int) -> None:

@@ -372,4 +372,4 @@ def _skipping_former(**name: str) -> Iterator[None]:
     try:
         yield
     except (ChannelRetired, ConsumerRenamed) as error:
-        log.warning("not registered", **name, reason=str(error))
+        log.warning("name not registered", **name, reason=str(error))

@@ -198,7 +198,7 @@ class _PinnedKeys(Operations[C], Generic[C, F]):
                         lease_s=lease_s,
                     )
             except ServerUnavailable as error:
-                log.warning("value not pinned", reason=type(error).__name__)
+                log.warning("value not pinned", error=type(error).__name__)
         except BaseException:
             yield from unlock(self._operations, lock)
             raise

@@ -258,7 +258,7 @@ class LogWorker(Worker, Generic[Placed]):
                     s: self._deliverer.halt(transaction, s, r, failed) for s, r in batches.items()
                 }
             # It need not be about all of them: alone, each has its own attempts.
-            log.info("failed together", consumer=self.consumer.name, error=failed.kind)
+            log.info("shards failed together", consumer=self.consumer.name, error=failed.kind)
             return {}
         total = Counts()
         for delivered in together.values():
@@ -304,7 +304,7 @@ class LogWorker(Worker, Generic[Placed]):
         if self._reported.get(shard) != error.last:
             self._reported[shard] = error.last
             log.error(
-                "damaged entry",
+                "entry damaged",
                 consumer=self.consumer.name,
                 shard=str(shard),
                 reason=describe(error),

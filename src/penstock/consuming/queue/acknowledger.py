@@ -104,6 +104,6 @@ class Acknowledger:
             )
             self._reader.forget([lease for lease, _ in pairs])
         except PenstockError as error:
-            log.warning("settling again", error=type(error).__name__, count=len(pairs))
+            log.warning("settling retried", error=type(error).__name__, count=len(pairs))
             return jobs
         return ()

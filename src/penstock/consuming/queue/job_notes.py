@@ -96,7 +96,7 @@ class JobNotes:
             is_written = transaction.apply([], plan)
         except NotApplied as failed:
             if failed.kind not in self._failed and not isinstance(failed.outcome, Conflict):
-                log.warning("notes of jobs not written", channel=self._channel, error=failed.kind)
+                log.warning("job notes not written", channel=self._channel, error=failed.kind)
                 self._failed.add(failed.kind)
         finally:
             if not is_written:

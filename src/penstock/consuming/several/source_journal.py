@@ -89,7 +89,9 @@ class SourceJournal:
         except ServerReplaced:  # the consumer's own
             raise
         except ServerUnavailable as error:
-            log.debug("not reported", consumer=self._consumer.name, reason=describe(error))
+            log.debug(
+                "checkpoint not reported", consumer=self._consumer.name, reason=describe(error)
+            )
             return {}
 
     def report(self, transaction: HandlerTransaction) -> Verdicts:
@@ -208,7 +210,7 @@ class SourceJournal:
         """Logs that this source is away; the others go on."""
         if self._repeats.is_due("source", reason := describe(error)):
             log.warning(
-                "source is away",
+                "source unavailable",
                 consumer=self._consumer.name,
                 source=self._link.source,
                 reason=reason,

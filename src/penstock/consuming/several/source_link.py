@@ -211,7 +211,9 @@ class SourceLink:
             if retired and not self._is_retired:
                 self._is_retired = True
                 log.error(
-                    "retired at the source", **self._where, shards=[str(shard) for shard in retired]
+                    "consumer retired at source",
+                    **self._where,
+                    shards=[str(shard) for shard in retired],
                 )
             self._write(store, sound, reported)
             return diverged

@@ -129,7 +129,9 @@ class Schedule:
             self._waits_since = now
         if now - self._waits_since < PATIENCE_S:
             return False
-        log.warning("tasks wait for slots", slots=running.placed, task_count=len(self._plan.tasks))
+        log.warning(
+            "tasks waiting for slots", slots=running.placed, task_count=len(self._plan.tasks)
+        )
         self._next_limit, self._waits_since = running.placed, now
         return True
 

@@ -214,7 +214,7 @@ class Tools:
         pause_s = self._backoff.next_s()
         self._resume_at = monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads processes, no secret
         if self._repeats.is_due("servers", reason := describe(error)):
-            log.warning("chores wait", reason=reason, retry_s=pause_s)
+            log.warning("chores waiting", reason=reason, retry_s=pause_s)
         self.close()
 
 
