@@ -66,7 +66,7 @@ def published(streamer: Streamer, connection: Connection, things: Log) -> Log:
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_readers_name_the_entry_and_a_follower_returns_what_comes_before_it_and_the_other_shards(
+def test_readers_name_a_broken_entry_and_a_follower_reads_up_to_it(
     forged: str, published: Log, stream: str, redis_client: redis.Redis
 ) -> None:
     shards = published.shard_names

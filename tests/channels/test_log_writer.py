@@ -39,7 +39,7 @@ def data(found: Any) -> list[Any]:
     return [None if record is None else record.data for record in found]
 
 
-def test_an_append_makes_the_log_and_returns_the_first_and_the_last_offset(
+def test_an_append_creates_the_log_and_returns_its_range_of_offsets(
     make_writer: MakeWriter, make_reader: MakeReader
 ) -> None:
     writer = make_writer()

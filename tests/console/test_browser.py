@@ -215,7 +215,7 @@ def test_a_consumer_is_paused_with_the_keyboard_alone(driver: Any, address: str,
     assert "paused" in read(driver, "main")
 
 
-def test_keys_find_help_and_rows_and_the_scheme_is_chosen(driver: Any, address: str) -> None:
+def test_keys_open_help_and_rows_and_the_scheme_can_be_changed(driver: Any, address: str) -> None:
     set_scheme(driver, "light")
     driver.get(address + "/channels")
     body = driver.find_element("css selector", "body")

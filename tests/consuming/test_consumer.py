@@ -503,9 +503,7 @@ def test_a_new_consumer_may_begin_at_the_end(reader: Reader) -> None:
     assert worker.drain() == 5
 
 
-def test_what_is_opened_twice_has_one_connection_of_each_kind_and_says_that_it_has_begun(
-    reader: Reader, redis_client: redis.Redis
-) -> None:
+def test_a_worker_opened_twice_has_one_connection_of_each_kind(reader: Reader, redis_client: redis.Redis) -> None:
     reader.declare(apply)
     worker = reader.worker()
 

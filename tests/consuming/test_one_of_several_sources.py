@@ -383,7 +383,7 @@ def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
                 link.backfill(lost, end, most)
 
 
-def test_what_is_reported_to_a_source_moves_nothing_back_nor_past_an_epoch_that_was_opened(
+def test_a_report_moves_no_checkpoint_back_or_past_a_new_epoch(
     regions: Regions, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process reports, or an operator resets the epoch, between the comparison and the report."""

@@ -165,7 +165,7 @@ def test_who_gives_up_after_it_was_cancelled_leaves_no_dead_letter(
     assert (bench.effects, bench.unfinished, bench.letters) == ([], [], [])
 
 
-def test_who_cancels_its_own_job_is_believed_though_a_cancellation_is_not_committed_yet(
+def test_a_handler_may_cancel_its_job_beside_an_uncommitted_cancellation(
     sessions: sessionmaker[Session], bench: Bench, start_worker: Start
 ) -> None:
     began, is_cancelled = Event(), Event()

@@ -204,7 +204,7 @@ def test_jobs_of_others_are_settled_while_one_shard_cannot_be(world: World, work
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_doctor_names_the_shard_and_the_streamer_feeds_all_other_shards_and_queues(what: str, world: World) -> None:
+def test_a_foreign_shard_is_named_by_doctor_and_holds_up_no_other(what: str, world: World) -> None:
     world.stage()
     world.stage(1, "receipts")
     world.publish()

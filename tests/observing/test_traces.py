@@ -161,7 +161,7 @@ def test_a_provider_that_fails_fails_no_handler(
     assert "process orders" not in spans()
 
 
-def test_the_span_of_a_batch_is_linked_to_what_staged_its_records_and_is_no_child_of_what_runs_it(
+def test_a_batch_span_links_to_the_spans_that_staged_it_and_has_no_parent(
     application: Engine, database_url: str, redis_url: str, pipeline: Pipeline, spans: Spans
 ) -> None:
     pipeline.consumer(reads=ORDERS, name="reader")(lambda _session, _records: None)

@@ -52,7 +52,7 @@ def make_pipeline() -> Pipeline:
     return pipeline
 
 
-def test_the_document_has_channels_messages_and_who_sends_and_receives_them() -> None:
+def test_the_document_lists_channels_messages_and_operations() -> None:
     made = make_asyncapi(make_pipeline(), "shop", "2.1.0")
 
     assert (made["asyncapi"], made["info"]) == ("3.0.0", {"title": "shop", "version": "2.1.0"})

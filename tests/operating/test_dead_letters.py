@@ -119,7 +119,7 @@ def test_a_fixed_handler_applies_them_in_order_and_removes_them(desk: Desk) -> N
     assert counts(desk) == (4, 0)
 
 
-def test_a_record_that_the_handler_cancels_is_passed_without_an_effect_and_the_next_is_retried(desk: Desk) -> None:
+def test_a_retry_passes_a_cancelled_record_and_continues_with_the_next(desk: Desk) -> None:
     desk.outcome = Cancel("not needed")
 
     assert [each.outcome for each in desk.retry()] == ["cancelled", "applied", "applied"]

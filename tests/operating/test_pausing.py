@@ -210,7 +210,7 @@ def test_a_worker_that_starts_while_it_is_paused_goes_on_where_it_was(
     assert (seen.applied, seen.skipped) == (1, 0)
 
 
-def test_status_doctor_and_explain_say_who_paused_it_since_when_and_how_it_goes_on(
+def test_status_doctor_and_explain_show_a_pause_and_how_to_resume(
     workers: dict[str, Worker],
     streamer: Streamer,
     connection: Connection,

@@ -91,7 +91,7 @@ def test_a_micro_batch_is_due_once_in_order_and_for_one_query(connection: Connec
     assert claim(connection, "batches", due("a", 9, "z"))
 
 
-def test_the_rows_of_a_micro_batch_tell_it_from_another_where_spark_does_not_show_the_query(
+def test_a_micro_batch_is_recognised_by_its_rows_where_spark_hides_the_query(
     spark: SparkSession, connection: Connection, database_url: str
 ) -> None:
     """Guarantee 44."""

@@ -161,7 +161,7 @@ def test_a_tick_of_a_clock_that_was_set_back_hides_no_record_from_a_start_at_a_t
     assert reader.initialOffset() == {"rides": {"0": found}}
 
 
-def test_a_named_stream_reads_shards_that_are_new_to_its_name_from_their_beginning_and_others_from_now(
+def test_a_named_stream_reads_new_shards_from_their_beginning_and_others_from_now(
     given: dict[str, str], connection: Connection
 ) -> None:
     connection.execute(

@@ -54,7 +54,7 @@ def test_available_now_reads_what_is_there_and_after_a_restart_what_came_since(
     assert run() == []
 
 
-def test_available_now_with_a_limit_is_one_micro_batch_of_a_spark_that_does_not_tell_of_it(run: Run) -> None:
+def test_available_now_with_a_limit_is_one_micro_batch_where_spark_hides_it(run: Run) -> None:
     """The rest is left to the next run, and nothing is lost."""
     expected = [[40, 40, 20], [], []] if HAS_ADMISSION_CONTROL else [[40], [40], [20]]
 

@@ -88,7 +88,7 @@ def test_an_end_offset_of_a_progress_can_be_given_as_startingoffsets_and_has_a_l
 
 
 @pytest.mark.things(entries="plain")
-def test_a_query_whose_first_batch_failed_names_the_records_that_were_removed_until_it_is_started_again(
+def test_a_query_names_the_removed_records_of_its_failed_first_batch(
     spark: SparkSession, where: dict[str, str], redis_client: redis.Redis, things: Log, tmp_path: Path
 ) -> None:
     """On Spark, because its checkpoint is what has to keep the beginning; about five seconds, two starts of a query."""

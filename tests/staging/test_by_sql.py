@@ -199,7 +199,7 @@ WRONG = [
 ]
 
 
-def test_a_wrong_call_is_told_the_field_the_limit_and_the_fix_and_writes_nothing(registered: Connection) -> None:
+def test_an_invalid_call_names_field_limit_and_fix_and_writes_nothing(registered: Connection) -> None:
     registered.execute("INSERT INTO penstock.retired_channels VALUES ('old')")
     for call, message, hint in WRONG:
         with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
@@ -369,7 +369,7 @@ await client.end();
 """
 
 
-def test_ten_thousand_records_of_two_languages_are_applied_once_in_order_without_those_rolled_back(
+def test_ten_thousand_committed_records_of_two_languages_are_applied_once_in_order(
     registered: Connection, run_psql: Run, run_node: Run, database_url: str, redis_url: str
 ) -> None:
     scripts, wanted = [], dict[str, list[int]]()

@@ -103,7 +103,7 @@ def test_a_worker_that_reconnects_accepts_the_trigger_of_a_later_release(
             worker.open()
 
 
-def test_a_streamer_that_sequences_logs_within_a_minute_and_once_that_changes_are_not_captured(
+def test_uncaptured_changes_are_logged_once_within_a_minute(
     rides: Log, application: Engine, database_url: str, connection: Connection, redis_client: redis.Redis
 ) -> None:
     """Guarantee 42: DDL does not wait for a restart."""

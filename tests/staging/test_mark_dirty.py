@@ -84,7 +84,7 @@ MEMBERS = (None, 1, 2)
 
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
-def test_hooks_and_triggers_mark_what_a_row_belongs_to_and_what_it_belonged_to(
+def test_hooks_and_triggers_mark_the_old_and_the_new_member_of_a_row(
     capture: Any, pipeline: Pipeline, index: Ick, sessions: sessionmaker[Session], staged: StagedRecords
 ) -> None:
     """Each row belongs to a member, or none, then to another, and is deleted."""

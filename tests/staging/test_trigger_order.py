@@ -120,7 +120,7 @@ ALTER TABLE accounts ATTACH PARTITION part DEFAULT
         "WITH locked AS (SELECT FROM accounts FOR UPDATE) UPDATE accounts SET balance = 9 WHERE (SELECT count(*) FROM locked) = 3",
     ],
 )
-def test_a_copy_is_the_table_whatever_an_applications_trigger_does_to_other_rows_of_the_statement(
+def test_a_copy_equals_its_table_though_a_trigger_changes_other_rows(
     statement: str,
     nested: str,
     is_partitioned: bool,  # noqa: FBT001

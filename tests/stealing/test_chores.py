@@ -214,7 +214,7 @@ def test_a_shard_that_a_worker_holds_is_given_up_at_once(
     assert books.execute("SELECT count(*) FROM public.effects").fetchall() == [(0,)]
 
 
-def test_a_lock_of_another_streamer_is_given_up_at_once_and_nothing_is_left_alone_after_it(
+def test_a_chore_gives_up_at_once_while_another_streamer_holds_the_lock(
     flow: Pipeline, things: Log, books: Connection, make: Callable[..., Chores]
 ) -> None:
     stream = make(flow, timeout_s=120.0).stream()

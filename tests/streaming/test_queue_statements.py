@@ -286,7 +286,7 @@ def test_names_are_looked_through_in_pages(execute: Execute, connection: psycopg
 
 @pytest.mark.parametrize("in_window", [False, True])
 @pytest.mark.parametrize("state", [*ROWS, "of no pipeline", "with another name", "of another queue"])
-def test_a_duplicate_is_finished_if_its_name_is_held_by_what_has_or_will_have_an_effect(
+def test_a_duplicate_is_finished_if_a_job_with_an_effect_holds_its_name(
     state: str,
     in_window: bool,  # noqa: FBT001
     hold: Callable[[str, str], None],

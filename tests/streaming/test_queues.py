@@ -412,7 +412,7 @@ def test_a_limit_of_a_key_over_shards_that_know_only_their_own_is_refused_but_a_
     limit(connection, KeyLimits(rate=1), of=apart, key="k", pipeline=Pipeline([apart]))
 
 
-def test_what_somebody_wrote_and_is_no_limit_is_passed_over_and_a_later_release_may_know_more_fields(
+def test_invalid_rows_of_queue_limits_are_ignored_and_unknown_fields_are_allowed(
     jobs: Queue, put: Put, connection: Connection, database_url: str, redis_url: str, worker: Worker
 ) -> None:
     rows = {

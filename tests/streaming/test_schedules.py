@@ -273,7 +273,7 @@ def test_a_changed_schedule_holds_from_the_next_start_and_an_old_release_leaves_
     [({}, False), ({"digest": "e"}, False)]
     + [({name: value}, True) for name, value in {"channel": "q", "every": "2h", "timezone": "Europe/Berlin"}.items()],
 )
-def test_a_schedule_begins_anew_with_other_times_or_another_queue_and_is_taken_as_it_is_declared(
+def test_a_schedule_with_other_times_or_another_queue_begins_anew(
     changed: dict[str, str], *, begins_anew: bool, connection: Connection
 ) -> None:
     sql = statements("penstock")

@@ -135,9 +135,7 @@ def test_a_shard_is_taken_over_once_it_has_stalled_for_long_and_is_given_back_on
 
 
 @pytest.mark.parametrize(("number", "later"), [(2, 0), (3, 1)])
-def test_ticks_are_taken_over_once_records_have_waited_for_long_and_are_given_back_at_the_next_of_another(
-    number: int, later: int
-) -> None:
+def test_waiting_records_lead_to_a_takeover_of_ticks_until_their_streamer_ticks_again(number: int, later: int) -> None:
     """However long nothing came before the first of them.  One's own ticks are none of another."""
     clock = Clock()
     takeover = TickTakeover(Share(number, 3), clock)

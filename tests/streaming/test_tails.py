@@ -74,7 +74,7 @@ def test_a_shard_that_is_to_be_checked_now_is_due_at_once() -> None:
     assert unusable.due() == [SHARD]
 
 
-def test_a_shard_is_logged_every_hour_and_for_another_reason_after_a_minute_and_observed_once() -> None:
+def test_an_unusable_shard_is_logged_every_hour_and_observed_once() -> None:
     clock = Clock()
     stopped: list[object] = []
     clock.now = 0.0

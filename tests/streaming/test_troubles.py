@@ -200,7 +200,7 @@ def test_one_process_reports_at_a_time_and_one_without_functions_nothing(
     assert kinds(reported) == [("dead-lettered", "refuses", 1), ("halted", "halts", 1)]
 
 
-def test_an_epoch_and_a_stopped_shard_are_told_and_the_first_epoch_is_not(
+def test_trouble_is_a_stopped_shard_and_every_epoch_but_the_first(
     watch: TroubleWatch, quiet_streamer: Streamer, reported: list[TroubleReport], connection: Connection
 ) -> None:
     quiet_streamer.drain()

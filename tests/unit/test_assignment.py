@@ -58,7 +58,7 @@ def test_without_a_streamer_all_slots_are_the_consumers() -> None:
 
 
 @given(consumers, st.integers(1, 100), st.integers(0, 8))
-def test_several_streamers_leave_three_quarters_of_the_slots_to_consumers_and_every_one_a_task(
+def test_streamers_take_a_quarter_of_the_slots_and_every_consumer_has_a_task(
     shards: dict[str, range], slots: int, most: int
 ) -> None:
     tasks = assign(shards, slots, streamers=most)

@@ -258,7 +258,7 @@ def test_a_transaction_that_may_lose_is_tried_again_while_it_loses_but_not_for_e
     assert next(done) - 1 == attempts
 
 
-def test_a_delivery_has_the_counts_of_all_its_transactions_and_stands_where_the_last_one_does() -> None:
+def test_a_delivery_sums_its_transactions_and_ends_where_the_last_one_does() -> None:
     """Every field, but what only the deliverer says of a whole delivery."""
     numbers = count(2)
 

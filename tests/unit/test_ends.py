@@ -224,7 +224,7 @@ ERRORS = (PenstockError, ValueError)
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_the_first_and_the_last_are_taken_and_none_beyond_them(name: str) -> None:
+def test_a_value_is_accepted_up_to_both_limits_and_not_beyond(name: str) -> None:
     call, first, last, step = ENDS[name]
     call(first or 0)
     if first is not None:

@@ -180,7 +180,7 @@ def test_a_handler_that_hangs_is_replaced_its_job_comes_back_and_what_it_returns
     assert outbox.ended.empty()
 
 
-def test_a_failure_of_the_worker_gives_the_job_back_and_an_exit_of_the_handler_counts_as_an_attempt() -> None:
+def test_a_worker_failure_returns_the_job_and_a_handler_exit_counts_as_an_attempt() -> None:
     failures: list[BaseException] = [ServerUnavailable("x"), HandlerExited("x"), HandlerExited("x"), KeyError("x")]
     outbox, leases = Outbox(), [make_lease(str(number)) for number in range(4)]
 
@@ -204,7 +204,7 @@ def test_a_failure_of_the_worker_gives_the_job_back_and_an_exit_of_the_handler_c
     ]
 
 
-def test_more_is_read_for_slots_with_short_jobs_and_nothing_for_those_that_are_all_at_long_ones() -> None:
+def test_prefetch_grows_with_short_jobs_and_stops_at_long_ones() -> None:
     outbox = Outbox()
     host = Host(outbox)
     prefetch = Prefetch(make_worker(concurrency=2), outbox)
@@ -351,7 +351,7 @@ class Writer:
         return True
 
 
-def test_notes_of_a_job_are_its_last_attempts_and_its_newest_progress_and_no_more_than_may_wait() -> None:
+def test_job_notes_keep_the_last_attempts_and_the_newest_progress() -> None:
     notes, writer = JobNotes("jobs"), Writer()
     for attempt in range(1, MAX_ATTEMPTS + 3):
         lease = make_lease("7", attempts=attempt)

@@ -62,7 +62,7 @@ HEADERS = ["", "{}", "null", "[1]", '"penstock"', '{"penstock": 7}', '{"penstock
 
 
 @pytest.mark.parametrize("headers", HEADERS)
-def test_whatever_the_headers_are_the_reserved_one_comes_last_and_says_what_the_columns_say(headers: str) -> None:
+def test_the_reserved_header_comes_last_and_repeats_the_columns(headers: str) -> None:
     record = queued(None, headers=headers)
 
     assert record.headers.endswith(f'"action": "a", "object": "o", "staged_us": {STAGED_US}}}}}')
@@ -93,7 +93,7 @@ WAITS: list[tuple[dict[str, int], int | None]] = [
 ]
 
 
-def test_what_is_over_or_due_within_the_hour_goes_to_redis_and_the_rest_waits_unless_it_is_done() -> None:
+def test_only_messages_due_within_the_hour_go_to_redis() -> None:
     rows = [
         (100 + number, "t", "a", "o", "1", json.dumps({"penstock": own}), STAGED_US)
         for number, (own, _) in enumerate(WAITS)

@@ -62,7 +62,7 @@ def test_the_earliest_of_all_shards_is_waited_for() -> None:
     assert rounds.wait_s(LONG_S) == 0.0
 
 
-def test_a_reader_is_quiet_after_a_whole_round_until_something_is_due_or_other_shards_are_read() -> None:
+def test_a_reader_is_quiet_after_a_round_until_something_is_due() -> None:
     rounds = make_rounds(shards=2)
     assert not rounds.is_quiet()
     first, second = rounds.begin()
@@ -91,7 +91,7 @@ def fail(error: PenstockError, rounds: Rounds, number: int = 0) -> None:
         raise error
 
 
-def test_a_shard_that_fails_is_left_out_and_its_error_is_raised_once_unless_an_observer_has_it() -> None:
+def test_a_failed_shard_is_left_out_and_its_error_is_raised_once_or_observed() -> None:
     rounds = make_rounds(shards=2)
     read_all(rounds)
     fail(ForeignQueue("x"), rounds)
@@ -143,7 +143,7 @@ def test_a_sweep_is_due_once_in_its_interval() -> None:
     assert rounds.is_sweep_due()
 
 
-def test_a_message_that_was_handed_over_once_too_often_is_exhausted_and_the_last_attempt_is_not() -> None:
+def test_a_message_is_exhausted_only_after_its_last_attempt() -> None:
     rounds = make_rounds()
     [shard] = rounds.begin()
     rounds.take(shard, 9)

@@ -268,7 +268,7 @@ def test_two_rows_of_the_journal_that_hold_an_offset_and_leave_another_are_found
 
 
 @pytest.mark.parametrize("world", ["ick"], indirect=True)
-def test_what_is_twice_in_the_journal_or_out_of_order_is_counted_within_what_is_verified(world: World) -> None:
+def test_duplicates_and_disorder_are_counted_within_the_verified_range(world: World) -> None:
     """The first tick and the last one have each other's places, and then the same records."""
     first, last = [[row[0] for row in tick_rows] for tick_rows in (world.rows[:2], world.rows[-2:])]
     place = "UPDATE penstock.journal SET record_ids = %s WHERE first_offset = %s"

@@ -43,7 +43,7 @@ def test_on_a_missing_ick_every_operation_has_nothing_to_do(ick: DirtyList) -> N
     assert ick.exchange(0, []) == Exchanged(0, [])
 
 
-def test_add_reserve_and_exchange_create_the_ick_and_stats_does_not(ick: DirtyList, redis_client: redis.Redis) -> None:
+def test_every_operation_but_stats_creates_the_ick(ick: DirtyList, redis_client: redis.Redis) -> None:
     for operation in (lambda: ick.add({}), lambda: ick.reserve(5), lambda: ick.commit(["a"])):
         ick.stats()
         assert redis_client.dbsize() == 0

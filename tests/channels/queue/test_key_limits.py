@@ -171,7 +171,7 @@ def take_soon(probe: Probe) -> list[str]:
             return taken
 
 
-def test_what_waits_of_a_tenant_at_its_own_limit_is_in_nobodys_way_and_goes_when_it_may(probe: Probe) -> None:
+def test_messages_of_a_tenant_at_its_limit_block_no_other_tenant(probe: Probe) -> None:
     probe.limit_keys(k=ONE)
     probe.limit("t", in_flight=1)
     fill(probe, "t", "long", count=1)

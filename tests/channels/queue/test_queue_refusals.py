@@ -98,9 +98,7 @@ def fill_memory(redis_client: redis.Redis) -> Iterator[Callable[[], object]]:
     redis_client.config_set("maxmemory", 0)
 
 
-def test_when_memory_is_full_messages_are_taken_and_settled_and_none_is_written(
-    probe: Probe, fill_memory: Callable[[], object]
-) -> None:
+def test_full_memory_stops_writing_but_not_taking_and_settling(probe: Probe, fill_memory: Callable[[], object]) -> None:
     probe.write("t", *map(str, range(8)))
     probe.write("t", "late", delay_s=1)
     leased = probe.take(2)

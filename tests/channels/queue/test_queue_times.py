@@ -307,7 +307,7 @@ def test_a_time_is_over_in_its_own_millisecond(beyond_ms: int, ending: Callable[
 
 @pytest.mark.parametrize(("late_ms", "count"), [(0, 1), (249, 1), (250, 2), (251, 2), (1000, 2), (1001, 1)])
 @pytest.mark.parametrize("of_key", [False, True])
-def test_what_goes_late_makes_up_for_a_quarter_of_a_second_and_for_nothing_after_a_pause(
+def test_a_rate_makes_up_for_a_late_quarter_of_a_second_and_not_for_a_pause(
     of_key: bool,  # noqa: FBT001
     late_ms: int,
     count: int,

@@ -298,7 +298,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_whenever_another_process_computes_its_value_or_a_newer_one_is_there_and_no_lock(
+def test_a_concurrent_computation_leaves_one_value_and_no_lock(
     pins: PinnedKeys, plain: RedisClient, number: int
 ) -> None:
     def compute() -> None:
