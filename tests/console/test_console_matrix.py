@@ -111,8 +111,8 @@ STATES = {
         says={
             "/": ("No consumer is registered yet", "penstock run"),
             "/reconciliations": ("penstock reconcile",),
-            "/actions": ("Nothing was done here yet",),
-            "/dead-letters": ("There is none",),
+            "/actions": ("No action was taken here yet",),
+            "/dead-letters": ("There is no dead letter",),
             "/channels/things/contents": ("penstock stream",),
             LETTER: ("penstock dead-letters list",),
         },
@@ -148,7 +148,7 @@ STATES = {
         says={
             "/": ("Redis does not answer", "records wait in Postgres"),
             "/doctor": ("Redis does not answer",),
-            "/channels/things/contents": ("Redis does not answer", "goes on asking"),
+            "/channels/things/contents": ("Redis does not answer", "retries by itself"),
             "/jobs": ("Redis does not answer", ">unknown<", "Choose job 3", "act/cancel"),
             "/jobs?queue=jobs&state=waiting": ("Redis does not answer", ">unknown<", "Choose job 3"),
             "/jobs/jobs/3?payload": ("Redis does not answer", ">unknown<", "secret", "not known:"),
@@ -160,7 +160,7 @@ STATES = {
     ),
     "postgres": State(
         away="postgres",
-        says={"/": ("Postgres", "goes on asking", "penstock doctor"), "/find": ("Its number",)},
+        says={"/": ("Postgres", "retries by itself", "penstock doctor"), "/find": ("Its number",)},
         statuses={"/find?*": 503, "/find": 200, "/*": 503},
     ),
     "wide": State(

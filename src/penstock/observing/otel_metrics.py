@@ -77,7 +77,7 @@ class OpenTelemetryMetrics:
             "penstock.streamer.records", "{message}", "Records of the streamer, by step."
         )
         self._wait = resolved_meter.create_counter(
-            "penstock.server_wait.time", "s", "Pauses before a server was asked again."
+            "penstock.server_wait.time", "s", "Pauses before retrying a server that did not answer."
         )
         pipeline.observe(self)
 

@@ -59,7 +59,7 @@ _TABLE = """\
 staged_records_total        counter   channel                      Records that this process has staged, including those rolled back.
 delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled come from the journal.
 stage_to_handler_seconds    histogram consumer,channel             Time from staging to the handler, of each applied record.
-handler_duration_seconds    histogram consumer,channel,error_type  Time of a handler's call; error_type is empty if it did not fail.
+handler_duration_seconds    histogram consumer,channel,error_type  Time of a handler's call; error_type is empty if the call succeeded.
 handler_batch_records       histogram consumer,channel             Records that a handler is called with.
 round_duration_seconds      histogram worker                       Time of a round; a consumer's includes the wait for work.
 last_round_age_seconds      gauge     worker                       Time since the last round that reached both servers.

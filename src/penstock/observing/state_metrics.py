@@ -75,7 +75,7 @@ last_tick_age_seconds                   gauge   max -                   Age of t
 oldest_transaction_age_seconds          gauge   max -                   Age of the oldest open transaction that has staged records; 0 without one.
 isolated_records                        gauge   sum -                   Staged records that can get no offset.
 staged_records                          gauge   sum channel             Committed records without an offset; counted up to 100,000.
-staged_oldest_age_seconds               gauge   max channel             Age of the oldest of these.
+staged_oldest_age_seconds               gauge   max channel             Age of the oldest committed record without an offset.
 sequenced_records_total                 counter sum channel             Records that got an offset.
 published_records_total                 counter sum channel             Records that Redis has, or has had.
 unpublished_records                     gauge   sum channel             Records with an offset that Redis lacks.
@@ -83,19 +83,19 @@ unread_records                          gauge   sum channel             Records 
 log_records                             gauge   sum channel             Records that a log holds in Redis.
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
-log_memory_limit_bytes                  gauge   sum channel             Its budget.
+log_memory_limit_bytes                  gauge   sum channel             Memory budget of a log in Redis.
 shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; 0 without a shard for a channel that has none.
-shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; 0 likewise.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; 0 without a shard for a channel that has none.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
-consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that it has not passed; for a queue, unfinished jobs that are due.
-consumer_lag_seconds                    gauge   max consumer,channel    Age of the first of these, in the worst shard.
-consumer_evicted_records                gauge   sum consumer,channel    Records that it has not passed and Redis has evicted.
-consumer_dead_letters                   gauge   sum consumer,channel    Its dead letters now.
-consumer_paused                         gauge   max consumer,channel    1 while an operator has paused it, or its channel.
+consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that the consumer has not passed; for a queue, unfinished jobs that are due.
+consumer_lag_seconds                    gauge   max consumer,channel    Age of the first record that the consumer has not passed, in the worst shard.
+consumer_evicted_records                gauge   sum consumer,channel    Records that the consumer has not passed and Redis has evicted.
+consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
+consumer_paused                         gauge   max consumer,channel    1 while an operator has paused the consumer, or its channel.
 consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; 0 without a shard for a consumer that has none.
-consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; 0 likewise.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; 0 without a shard for a consumer that has none.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.
@@ -104,20 +104,20 @@ queue_dwell_seconds                     gauge   max channel,tenants,percentile  
 queue_written_messages_total            counter sum channel             Messages that were written.
 queue_done_messages_total               counter sum channel             Messages that are done.
 queue_dead_lettered_messages_total      counter sum channel             Messages past their deadline.
-queue_reclaimed_messages_total          counter sum channel             Leases that ended by themselves.
+queue_reclaimed_messages_total          counter sum channel             Leases that expired.
 queue_lost_messages_total               counter sum channel             Messages whose bodies were deleted by hand.
 ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held.
 ick_oldest_age_seconds                  gauge   max channel             Age of the oldest member.
 ick_records_total                       counter sum channel             Records that marked members.
-ick_dirtied_total                       counter sum channel             Members that became dirty by them.
+ick_dirtied_total                       counter sum channel             Members that became dirty by a record.
 reconciliation_last_run_timestamp_seconds gauge max reconciliation,consumer   Start of the last run.
 reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1 for the outcome of the last run.
-reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in it.
-reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that it repaired.
-schedule_late_seconds                   gauge   max schedule            Time since its next job was due; 0 if it is not due.
-schedule_ahead_seconds                  gauge   max schedule            Time that it skips because Postgres' clock was ahead; otherwise 0.
+reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in the last run.
+reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that the last run repaired.
+schedule_late_seconds                   gauge   max schedule            Time since the schedule's next job was due; 0 if none is due.
+schedule_ahead_seconds                  gauge   max schedule            Time that the schedule skips because Postgres' clock was ahead; otherwise 0.
 sample_duration_seconds                 gauge   max -                   Time that reading the status took.
-sample_timestamp_seconds                gauge   max -                   When it was read.
+sample_timestamp_seconds                gauge   max -                   Time at which the status was read.
 """  # noqa: E501  a table
 
 
