@@ -228,7 +228,7 @@ def test_a_handler_that_writes_to_the_tests_own_database_is_named(survive: Survi
         with psycopg.connect(database_url) as other:
             other.execute("INSERT INTO public.seen (id) VALUES (1)")
 
-    with pytest.raises(AssertionError, match=r"a handler has written by a connection of its own, .*: seen has"):
+    with pytest.raises(AssertionError, match=r"a handler has written through a connection of its own, .*: seen has"):
         survive(pipeline)
 
 

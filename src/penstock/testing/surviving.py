@@ -167,15 +167,15 @@ def survives(
         clean, again = (run(partial(_Run.finish, names=names)) for _ in range(2))
         if outside := list(compare(original, read_tables(database_url, also), {})):
             raise AssertionError(
-                "a handler has written by a connection of its own, not by the session that it is "
-                f"given: {', '.join(outside)}. Such an effect is not in the transaction of the "
-                "checkpoint: it may be lost, or happen twice"
+                "a handler has written through a connection of its own, not through its session: "
+                f"{', '.join(outside)}. Such an effect is outside the checkpoint's transaction: it "
+                "may be lost, or happen twice"
             )
         unstable = {name: find_unstable(clean[name], again[name], name, left_out) for name in clean}
         if differences := list(compare(clean, again, unstable)):
             raise AssertionError(
                 f"without any fault, a second run ends with other rows: {', '.join(differences)}. "
-                "A handler keeps something between runs, or depends on what is random"
+                "A handler keeps state between runs, or depends on chance"
             )
         for name in names:
             wrong: dict[Hazard, list[str]] = {}
@@ -296,33 +296,33 @@ def _work_beside(trial: _Run, consumer: ConsumerSpec) -> None:
 HAZARDS = (
     Hazard(
         "a crash between its effect and the commit",
-        "Its effect is then in the database although the transaction was rolled back, or in a "
-        "variable: write by the session alone",
+        "Its effect is in the database although the transaction was rolled back, or in a variable: "
+        "write only through the session",
         partial(_die, points=BEFORE_COMMIT),
     ),
     Hazard(
-        "a crash behind the commit",
-        "Something is to happen behind the commit, and nobody does it again: stage a record "
-        "instead",
+        "a crash after the commit",
+        "The handler does something after the commit that nothing repeats: stage a record instead",
         partial(_die, points=AFTER_COMMIT),
     ),
     Hazard(
         "a second delivery",
-        "It counts calls, or keeps something between them: what it needs to know belongs in a "
-        "table",
+        "The handler counts calls, or keeps state between them: keep that state in a table",
         _repeat,
     ),
     Hazard(
         "records one by one",
-        "It depends on which records come together: any number of them may, in the order of each "
-        "key",
+        "The handler depends on which records come together: it must take any number, in the order "
+        "of each key",
         _one_by_one,
     ),
-    Hazard("an emptied Redis", "It reads from Redis what only Postgres keeps", _empty_redis),
+    Hazard(
+        "an emptied Redis", "The handler reads from Redis what only Postgres keeps", _empty_redis
+    ),
     Hazard(
         "a second process beside it",
-        "Two of its shards change one row: see docs/how-to/write-a-handler.md, or it keeps "
-        "something in the process",
+        "Two of its shards change one row: see docs/how-to/write-a-handler.md, or the handler "
+        "keeps state in the process",
         _work_beside,
     ),
 )
