@@ -396,7 +396,7 @@ def test_a_task_that_works_on_after_its_handler_is_refused(start_worker: Any, be
     worker.drain()
     assert bench.unfinished == [record]
     [(halted,)] = bench.rows("SELECT halted FROM penstock.checkpoints")
-    assert "left 1 tasks behind" in halted
+    assert "left 1 task behind" in halted
 
 
 @pytest.mark.parametrize("is_async", [False, True])

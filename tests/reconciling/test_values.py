@@ -278,10 +278,10 @@ def test_a_key_with_null_identifies_no_row_on_either_side(
         connection.execute(f"INSERT INTO public.{side} VALUES ({', '.join(key)}, 2)".encode())
     names = ("a", "b")
 
-    with pytest.raises(DeclarationError, match=r"2 rows have NULL in their key \(a, b\)"):
+    with pytest.raises(DeclarationError, match=r"the key \(a, b\) of 2 rows has a NULL"):
         run("TABLE public.canonical", key=names)
     if side == "canonical":
-        with pytest.raises(DeclarationError, match=r"2 rows have NULL in their key \(a, b\)"):
+        with pytest.raises(DeclarationError, match=r"the key \(a, b\) of 2 rows has a NULL"):
             run("TABLE public.canonical", "replace", key=names)
         return
     run("TABLE public.canonical", "replace", key=names)

@@ -20,7 +20,7 @@ def test_the_rate_is_the_share_of_requests_that_keeps_up_with_twice_the_arrivals
 
     assert advice.rate == pytest.approx(2 * 100 / 50 / 200)
     assert advice.keeps_up
-    assert str(advice) == ("a rate of 0.02 keeps up: 100 records/s at 200 requests/s, 0 records wait")
+    assert str(advice) == ("a rate of 0.02 keeps up: 100 records/s at 200 requests/s, 0 records waiting")
 
 
 def test_a_backlog_is_to_be_gone_in_a_minute() -> None:
@@ -35,7 +35,7 @@ def test_without_requests_it_says_that_nobody_does_the_work() -> None:
     advice = advise(0.0, Load(5.0, 1234), records=50)
 
     assert (advice.rate, advice.keeps_up) == (None, False)
-    assert str(advice) == ("there are no requests, so nobody does the work; 1,234 records wait. Run: penstock run")
+    assert str(advice) == ("there are no requests, so nobody does the work; 1,234 records waiting. Run: penstock run")
 
 
 def test_a_load_beyond_every_rate_is_said_to_be_one() -> None:
@@ -129,7 +129,7 @@ def test_once_requests_stop_it_says_that_nobody_does_the_work(world: Callable[..
     made.measure(replace(QUIET, unsequenced=7, measured_at=110.0))
     made.now = 130.0
 
-    assert "nobody does the work; 7 records wait" in str(made.advisor.advise()["penstock.stream"])
+    assert "nobody does the work; 7 records waiting" in str(made.advisor.advise()["penstock.stream"])
 
 
 def test_rates_follow_the_load_within_their_bounds(world: Callable[..., World]) -> None:

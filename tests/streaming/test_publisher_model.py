@@ -233,7 +233,9 @@ class Publishing(RuleBasedStateMachine):
         before = self.read_logs()
         self.zombie.refresh()
         if self.zombie.tails.backlog:
-            with pytest.raises(Fenced, match=f"is in epoch {self.epoch}, this streamer in the older epoch {self.epoch - 1}"):
+            with pytest.raises(
+                Fenced, match=f"is in epoch {self.epoch}, this streamer in the older epoch {self.epoch - 1}"
+            ):
                 self.zombie.publish()
         assert self.read_logs() == before
 

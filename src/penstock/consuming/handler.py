@@ -42,6 +42,7 @@ from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.database.transactions import Timeouts
 from penstock.declaring.declarations import ConsumerSpec, WorkerSpec
 from penstock.declaring.outcomes import HandlerOutcome
+from penstock.display import format_count
 from penstock.errors import BrokenTransaction, DeclarationError, HandlerExited, HandlerNotRun
 from penstock.observer import HandlerBegan, HandlerEnded, fresh_context
 from penstock.parsing import Decode, InvalidPayload, make_model_decoder
@@ -370,8 +371,9 @@ def _refuse_tasks(
         for task in working:
             task.cancel()
         raise HandlerNotRun(
-            f"consumer {consumer.name}: the handler left {len(working)} tasks behind that work on "
-            "its session or its records: await them, for example with asyncio.TaskGroup"
+            f"consumer {consumer.name}: the handler left {format_count(len(working), 'task')} "
+            "behind, at work on its session or its records: await every task, for example with "
+            "asyncio.TaskGroup"
         )
 
 

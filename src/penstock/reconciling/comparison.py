@@ -13,6 +13,7 @@ from typing import Any
 from penstock.database.query_text import Query, condition, query_text, split_names, subquery
 from penstock.database.statements import quote
 from penstock.declaring.declarations import ReconciliationSpec, table_named
+from penstock.display import format_count
 from penstock.errors import DeclarationError, InvalidSetting
 
 DIFFERENCES_KEPT = 100_000
@@ -110,13 +111,13 @@ def check_keys(spec: ReconciliationSpec, *, without_key: int, twice: int) -> Non
     key = ", ".join(spec.key)
     if without_key:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {without_key:,} rows have NULL in their key ({key}); a "
-            "key must identify a row"
+            f"reconciliation {spec.name}: the key ({key}) of "
+            f"{format_count(without_key, 'row')} has a NULL; a key must identify a row"
         )
     if twice:
         raise DeclarationError(
-            f"reconciliation {spec.name}: {twice:,} keys occur more than once in the canonical "
-            f"rows; group them by {key or 'nothing: the state is one row'}"
+            f"reconciliation {spec.name}: {format_count(twice, 'key')} more than once in the "
+            f"canonical rows; group them by {key or 'nothing: the state is one row'}"
         )
 
 

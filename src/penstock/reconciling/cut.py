@@ -27,6 +27,7 @@ from penstock.database.registry import find_pause, registered_channels
 from penstock.database.statements import quote_literal
 from penstock.database.store import Store
 from penstock.declaring.declarations import ConsumerSpec
+from penstock.display import format_count
 from penstock.errors import BarrierMissed, Halted, Paused, SnapshotLost, Unknown
 from penstock.journal.journal_reader import journal_tails
 from penstock.records import Epoch, Offset, Scope, Shard, ShardName
@@ -238,7 +239,7 @@ def wait_until_reached(watcher: Store, barrier: Barrier, point: Cut, *, timeout_
         if now > deadline:
             raise BarrierMissed(
                 f"consumer {barrier.consumer.name} did not reach the cut within {timeout_s:g} s: "
-                f"{sum(behind.values()):,} records before it in "
+                f"{format_count(sum(behind.values()), 'record')} before it in "
                 f"{', '.join(map(str, sorted(behind)))}. Is it running? Start it with: penstock "
                 f"consume {barrier.consumer.name}"
             )

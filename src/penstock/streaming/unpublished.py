@@ -21,6 +21,7 @@ from penstock.channels.isolation import OnUnusable, leaving_out
 from penstock.database.connections import pipelined
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.store import Store
+from penstock.display import format_count
 from penstock.errors import DamagedJournal
 from penstock.records import BEGINNING, Epoch, Offset, RecordId, ShardName
 
@@ -193,10 +194,10 @@ def _check(
         )
     if row.beyond_hole is not None:
         raise DamagedJournal(
-            f"{shard} offset {row.first}…{row.last}: the journal has only {row.records} records "
-            "there. Rows of it were deleted by "
-            f"something other than Penstock, before offset {row.beyond_hole}; nothing after the "
-            "hole can be published. See penstock doctor"
+            f"{shard} offset {row.first}…{row.last}: the journal has only "
+            f"{format_count(row.records, 'record')} there. Rows of it were deleted by something "
+            f"other than Penstock, before offset {row.beyond_hole}; nothing after the hole can be "
+            "published. See penstock doctor"
         )
     return row
 

@@ -19,6 +19,7 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import connect_redis, redis_errors
 from penstock.database.statements import name_shards
 from penstock.database.store import Store
+from penstock.display import format_count
 from penstock.errors import ForeignLog
 from penstock.journal.journal_reader import known_shards, missed_records
 from penstock.records import Scope, ShardName
@@ -159,8 +160,8 @@ def _read_places(store: Store, records: set[int]) -> dict[int, list[JournalPlace
 def _find_overlooked(store: Store) -> Iterator[Finding]:
     for gap in missed_records(store):
         text = (
-            f"{gap.count:,} records were committed before the last tick and have no offset; "
-            f"the first is record {gap.first}"
+            f"{format_count(gap.count, 'record')} without an offset, committed before the last "
+            f"tick; the first is record {gap.first}"
         )
         yield make_finding(
             gap.shard, FindingKind.OVERLOOKED, "staged", 0, text, record=gap.first, count=gap.count

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from penstock.display import format_count
 from penstock.engines.stealing.recruiter import Recruiter
 from penstock.engines.stealing.sampler import Outcome
 from penstock.errors import InvalidChore, Unknown
@@ -112,7 +113,7 @@ class Advice:
     load: Load
 
     def __str__(self) -> str:
-        waiting = f"{self.load.backlog:,} records wait"
+        waiting = f"{format_count(self.load.backlog, 'record')} waiting"
         if self.rate is None:
             return f"there are no requests, so nobody does the work; {waiting}. Run: penstock run"
         load = (
