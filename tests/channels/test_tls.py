@@ -202,7 +202,7 @@ def test_sentinels_and_their_master_are_reached_and_verified_with_tls(
             return False
 
     eventually(is_found, "the Sentinel knows the master", timeout_s=30)
-    assert "is it another service=…" in refusal(url, **options | {"service": "other"})
+    assert "is the name after service= right" in refusal(url, **options | {"service": "other"})
     assert "CERTIFICATE_VERIFY_FAILED" in refusal(url, service="log", sentinel_password="of-the-sentinel")
     assert "invalid username-password" in refusal(url, **options | {"sentinel_password": "wrong"})
 

@@ -116,10 +116,10 @@ def test_a_score_that_is_no_time_is_named(
         ids: Any = redis_client.zrange(key, 0, -1)
         redis_client.zadd(key, dict.fromkeys(ids, math.inf))
 
-    assert "is no time" in (shown(connection, redis_client, flow).damage or "")
-    with pytest.raises(ForeignQueue, match="is no time"):
+    assert "is not a time" in (shown(connection, redis_client, flow).damage or "")
+    with pytest.raises(ForeignQueue, match="is not a time"):
         FairQueue(redis_client, "jobs").stats()
-    with pytest.raises(ForeignQueue, match=r"jobs/0: .*is no time"):
+    with pytest.raises(ForeignQueue, match=r"jobs/0: .*is not a time"):
         oldest_messages(redis_client, "penstock", [jobs], 1)
 
 

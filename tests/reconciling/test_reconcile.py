@@ -340,7 +340,7 @@ def test_a_reconciliation_that_cannot_be_compared_is_refused_with_the_reason(
 
     for name, words in (
         ("no-key", "no column 'id'"),
-        ("null-key", "have NULL in their key"),
+        ("null-key", "has a NULL; a key must"),
         ("twice", "more than once in the canonical rows"),
         ("words", "tolerance is for numbers"),
     ):

@@ -173,5 +173,5 @@ def test_a_function_that_makes_sessions_is_refused(pipeline: Pipeline) -> None:
 
 @pytest.mark.parametrize("target", [object(), "session", Engine, SCOPED(lambda: None)])
 def test_any_other_target_is_refused(target: object, pipeline: Pipeline) -> None:
-    with pytest.raises(DeclarationError, match="take a Session"):
+    with pytest.raises(DeclarationError, match="pass a Session"):
         pipeline.attach(target)

@@ -422,7 +422,7 @@ def find_refusal(client: RedisClient) -> str | None:
         ServerUnavailable: Redis does not answer.
         AppendRefused: Redis refuses ``INFO``.
     """
-    with redis_errors("looking at Redis"):
+    with redis_errors("inspecting Redis"):
         # The client of a Cluster is asked for all of its primaries.
         info: Any = (
             client.info(target_nodes="primaries")

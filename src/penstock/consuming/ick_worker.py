@@ -318,7 +318,7 @@ class IckWorker(Worker):
             keys = self._icks[shard].keys
             for key in (keys.dirty, keys.reserved, keys.held):
                 pipeline.exists(key)
-        with redis_errors("looking at Icks"):
+        with redis_errors("inspecting Icks"):
             answers = pipeline.execute()
         return [s for i, s in enumerate(self._shards) if any(answers[3 * i : 3 * i + 3])]
 

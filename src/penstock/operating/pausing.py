@@ -71,7 +71,7 @@ def note_action(store: Store, by: str, title: str, command: str) -> None:
     store.execute(
         "note_action",
         {"by": by, "title": title, "command": command},
-        doing="noting what is done in penstock.actions",
+        doing="writing to penstock.actions",
     )
 
 

@@ -81,7 +81,7 @@ def read_faults(store: Store) -> Faults:
 
 def _read_isolated(store: Store, number: int) -> IsolatedRecords:
     values = {"number": number, "limit": MAX_NAMED}
-    rows = store.rows("isolated_records", values, doing="reading what is isolated")
+    rows = store.rows("isolated_records", values, doing="reading isolated records")
     if not rows:
         return IsolatedRecords(last_number=number)
     first = tuple(
@@ -102,7 +102,7 @@ def _read_unknown(store: Store) -> tuple[UnknownShard, ...]:
 
 
 def _read_stopped(store: Store) -> tuple[StoppedShard, ...]:
-    rows = store.rows("stopped_shards", doing="reading what is stopped")
+    rows = store.rows("stopped_shards", doing="reading stopped shards")
     return tuple(
         StoppedShard(ShardName(channel, Shard(shard)), reason, since_s)
         for channel, shard, reason, since_s in rows
@@ -136,7 +136,7 @@ class FaultLog:
 
     def update(self, store: Store) -> None:
         """Notes records that can get no offset, and shards that belong to no channel."""
-        with postgres_errors("noting what is isolated"):
+        with postgres_errors("noting isolated records"):
             store.execute("isolate_unreachable", {"limit": MAX_UNREACHABLE})
             self._isolate_overtaken(store)
             self._log_isolated(_read_isolated(store, self._last_number))
@@ -195,7 +195,7 @@ class FaultLog:
         still_stopped = sorted(str(shard) for shard in {*stopped, *others})
         if (reasons, still_stopped) == self._noted:
             return
-        with store.transaction("noting what is stopped"):
+        with store.transaction("noting stopped shards"):
             store.execute("start_shards", {"kept": still_stopped})
             for shard, reason in reasons.items():
                 store.execute(

@@ -114,7 +114,7 @@ def marked_offsets(
     offsets = last_offsets(client, namespace, shards)
     keys = {shard: ick_shard_keys(namespace, shard).ick.version for shard in shards}
     exist = pipelined(
-        client, shards, lambda pipe, shard: pipe.exists(keys[shard]), "looking at Icks"
+        client, shards, lambda pipe, shard: pipe.exists(keys[shard]), "inspecting Icks"
     )
     return {shard: last if exist[shard] else BEGINNING for shard, last in offsets.items()}
 

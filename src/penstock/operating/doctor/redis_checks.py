@@ -60,7 +60,7 @@ def redis(context: CheckContext) -> Results:
 
 def _read_info(context: CheckContext, section: str) -> Any:
     """Returns ``INFO section`` of one server; of a Cluster, that of its first node."""
-    with redis_errors("looking at Redis"):
+    with redis_errors("inspecting Redis"):
         return context.client.info(section)
 
 
@@ -126,7 +126,7 @@ def _saves(client: Any) -> bool | None:
 
     CONFIG GET also shows passwords; some providers disable it.
     """
-    with redis_errors("looking at Redis"):
+    with redis_errors("inspecting Redis"):
         try:
             return bool(client.config_get("save").get("save"))
         except RedisResponseError:
@@ -135,7 +135,7 @@ def _saves(client: Any) -> bool | None:
 
 def users(context: CheckContext) -> Results:
     """Checks that users outlive a restart, and that the default user is not open beside them."""
-    with redis_errors("looking at Redis"):
+    with redis_errors("inspecting Redis"):
         try:
             users_found, path = find_users(context.client), find_users_file(context.client)
         except RedisResponseError:
@@ -185,7 +185,7 @@ def keys(context: CheckContext) -> Results:
         for name in get_kind(kinds.get(shard.channel)).keys(context.scope.namespace, shard)
     ]
     lives = pipelined(
-        context.client, names, lambda pipeline, name: pipeline.pttl(name), "looking at the keys"
+        context.client, names, lambda pipeline, name: pipeline.pttl(name), "inspecting the keys"
     )
     for name, life in lives.items():
         if life >= 0:
