@@ -31,7 +31,7 @@ def test_the_command_tells_what_is_in_doubt_and_what_to_do(
     data = json.loads(penstock("reset", "epoch", "--json", **here).stdout)
     done = penstock("reset", "epoch", "--apply", **here)
 
-    assert "offsets in doubt, at which the log has what Postgres has not: 10" in plan.stdout
+    assert "offsets in doubt, at which the log has records that Postgres lacks: 10" in plan.stdout
     first = data["in_doubt"][0]
     assert f"things/0: {first['first']} to {first['last']}; the journal ends at {first['journal']}" in plan.stdout
     assert f"penstock tail things --shard 0 --from {first['first']} --json" in plan.stdout

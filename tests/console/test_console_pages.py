@@ -165,7 +165,7 @@ WAY = "penstock reset checkpoint halts --to 'things/0 offset 7' --resume --apply
     ("reason", "shown", "advice"),
     [
         ("it said secret", HIDDEN, "penstock reset checkpoint halts --resume --apply"),
-        (f"secret failed, then: {WAY}", f"{HIDDEN}: {WAY}", "then type what penstock status says"),
+        (f"secret failed, then: {WAY}", f"{HIDDEN}: {WAY}", "then type the command that penstock status shows"),
         (f"secret: {WAY.replace('halts', 'other')}", HIDDEN, "penstock reset checkpoint halts --resume --apply"),
         (f"{WAY.replace('7', 'secret')}", HIDDEN, "penstock reset checkpoint halts --resume --apply"),
     ],

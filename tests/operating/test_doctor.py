@@ -215,7 +215,7 @@ def test_a_retired_channel_is_not_to_be_streamed(
 
     assert [each.fix for each in errors] == [
         "find out what staged them; to remove them: penstock channels retire things --discard --apply",
-        "Remove it from the pipeline; or begin it anew: penstock channels adopt things --apply",
+        "Remove it from the pipeline; or reuse its name: penstock channels adopt things --apply",
     ]
 
 

@@ -191,7 +191,7 @@ def test_the_doctor_reports_members_that_no_consumer_processes(
 
 
 def test_only_an_ick_can_be_repaired(connection: Connection, redis_client: redis.Redis, things: Log) -> None:
-    with pytest.raises(Unknown, match="things is no Ick"):
+    with pytest.raises(Unknown, match="things is not an Ick"):
         reset_ick(connection, redis_client, "things", Pipeline([things]))
     with pytest.raises(Unknown, match="no channel 'nothing' is registered; there are: "):
         reset_ick(connection, redis_client, "nothing")

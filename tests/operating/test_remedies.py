@@ -221,7 +221,7 @@ def test_after_a_commit_in_a_handler_nothing_is_applied_twice(shop: Shop) -> Non
     shop.deploy()
 
     # To resume it where it is would apply all of it twice.
-    assert "type what penstock status says" in elsewhere
+    assert "type the command that penstock status shows" in elsewhere
     assert {*COMMAND.findall(elsewhere)} <= {*COMMAND.findall("; ".join(said))}
 
     assert [shop.follow(each) for each in said] == [

@@ -93,7 +93,7 @@ def _few_replicas(info: _Info) -> WriteRefusal | None:
         return None
     return WriteRefusal(
         "NOREPLICAS",
-        f"min-replicas-to-write is set, and {good} replicas are connected and in time",
+        f"min-replicas-to-write is set, and {good} replicas are connected and up to date",
         "start the missing replicas, or lower min-replicas-to-write",
         is_certain=int(good) == 0,
     )

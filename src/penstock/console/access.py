@@ -130,7 +130,7 @@ def _parse_user(path: Path, name: str, entry: Any) -> User:
         )
     if password is not None and not re.fullmatch("scrypt:[0-9a-f]{32}:[0-9a-f]{64}", password):
         raise InvalidSetting(
-            f"{path}: the password of [{name}] is no hash; make one: penstock console "
+            f"{path}: the password of [{name}] is not a hash; make one: penstock console "
             "--hash-password"
         )
     return User(Visitor(name, frozenset(rights)), password)

@@ -182,7 +182,7 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
         f"Pause {kind} {name}",
         (
             "What is being applied ends; nothing is begun after it, in any process.",
-            "Applications go on staging, the streamer publishing. Retention waits.",
+            "Applications continue to stage, and the streamer to publish. Retention waits.",
             *(
                 [f"It is paused already, and only the reason changes: {current}"]
                 if current is not None
@@ -208,7 +208,7 @@ def _plan_resume(servers: ActingServers, form: Form) -> Plan:
     kind, name = _kind(form), _field(form, "name")
     if (current := _find_pause(store, kind, name)) is None:
         raise Unknown(f"{kind} {name} is not paused")
-    changes = (str(current), "It goes on within a second, where it was.")
+    changes = (str(current), "It continues within a second, where it was paused.")
     return Plan(
         f"Resume {kind} {name}",
         changes,
@@ -238,7 +238,7 @@ def _plan_go_on(servers: ActingServers, form: Form) -> Plan:
         retry = f"penstock dead-letters retry {name} --all"
         changes.append(f"{name} has dead letters: to keep the order of their keys, first: {retry}")
     return Plan(
-        f"Let the halted shards of {name} go on",
+        f"Resume the halted shards of {name}",
         ("Fix the cause first: otherwise they halt again.", *changes),
         f"penstock reset checkpoint {name} --resume --apply",
         {"name": name},

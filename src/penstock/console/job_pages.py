@@ -213,7 +213,9 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
         if visitor.may("payloads") and "payload" in request.query_params:
             values |= _read_payload(store, queue, id_)
     if not jobs and not stories:
-        raise Unknown(f"nothing is known of a job {id_} of {queue}: penstock trace {id_} says more")
+        raise Unknown(
+            f"nothing is known of a job {id_} of {queue}: penstock trace {id_} shows more"
+        )
     twin = {
         "job": _conceal(jobs[0], visitor) if jobs else None,
         "story": conceal_story(stories[0] if stories else None, visitor),

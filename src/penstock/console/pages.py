@@ -265,7 +265,7 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> PageC
     with reading.postgres() as store:
         channel = find_channel(store, request.path_params["name"])
     if not channel.traits.has_jobs:
-        raise Unknown(f"{channel.name} is no queue, and only queues have tenants")
+        raise Unknown(f"{channel.name} is not a queue, and only queues have tenants")
     with reading.redis() as client:
         tenants, are_all = busiest_tenants(
             client, reading.scope.namespace, channel.shard_names, MAX_TENANTS
@@ -383,7 +383,7 @@ def _parse_position(text: str | None) -> letters.LetterPosition | None:
     try:
         moment = datetime.fromisoformat(failed_at)
     except ValueError:
-        raise InvalidName(f"after={text!r} is no position in the list") from None
+        raise InvalidName(f"after={text!r} is not a position in the list") from None
     return letters.LetterPosition(
         moment, consumer, place.shard.channel, place.shard.shard, place.offset
     )

@@ -154,7 +154,7 @@ def how_to_resume(consumer: str, shard: ShardName, reason: str | None, has_lette
     text, source = reason or "", shard.channel.partition("@")[2]
     accept = f"penstock reset source {consumer} {source}"
     if f"--to '{shard} offset " in text:
-        return "then type what penstock status says"
+        return "then type the command that penstock status shows"
     if source and accept in text:
         return f"then: {accept}"
     resume = f"penstock reset checkpoint {consumer} --resume --apply"

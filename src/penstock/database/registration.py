@@ -71,7 +71,8 @@ def _retired(channel: str) -> Objection:
     return Objection(
         ChannelRetired,
         f"channel {channel} was retired: nothing can be staged for it, or read from it",
-        f"Remove it from the pipeline; or begin it anew: penstock channels adopt {channel} --apply",
+        "Remove it from the pipeline; or reuse its name: penstock channels adopt "
+        f"{channel} --apply",
     )
 
 

@@ -59,7 +59,7 @@ def get_pipeline() -> DjangoPipeline:
             f"{path} is a {type(pipeline).__name__}: declare it as a penstock.django.DjangoPipeline"
         )
     if pipeline.using not in connections or connections[pipeline.using].vendor != "postgresql":
-        raise DeclarationError(f"{path}: using={pipeline.using!r} is no Postgres in DATABASES")
+        raise DeclarationError(f"{path}: using={pipeline.using!r} is not a Postgres in DATABASES")
     return pipeline
 
 

@@ -212,7 +212,9 @@ def _select(source: str, options: dict[str, str]) -> Relation:
     lowered = {name.lower(): value for name, value in options.items()}
     unknown = sorted(lowered.keys() - {"columns", "where"} - _FOR_SPARK)
     if unknown:
-        raise InvalidSetting(f"tables: there is no option {unknown[0]!r}; known are columns, where")
+        raise InvalidSetting(
+            f"tables: there is no option {unknown[0]!r}; the options are columns and where"
+        )
     try:
         columns = (
             ", ".join(map(quote, split_names(lowered["columns"]))) if "columns" in lowered else "*"

@@ -371,7 +371,7 @@ class _Reconciliation:
             raise left_over(
                 [self.spec],
                 self.unrepaired.values(),
-                "They are as they were, and the others are repaired",
+                "They are unchanged, and the others are repaired",
             )
 
     def _repair(

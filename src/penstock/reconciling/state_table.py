@@ -436,7 +436,7 @@ class StateTable:
             raise RepairRefused(
                 f"rows of {self.spec.state} can only be repaired by deleting and inserting them, "
                 f"because of {', '.join(sorted(moving))}, and {blocked[0]} refers to them. They "
-                "are as they were. Make the unique constraint DEFERRABLE, or repair these rows by "
+                "are unchanged. Make the unique constraint DEFERRABLE, or repair these rows by "
                 "hand"
             )
         self._delete("moved")
@@ -539,7 +539,7 @@ class StateTable:
         return RepairRefused(
             f"rows of {self.spec.state} do not take the canonical values: "
             f"{', '.join(causes) or 'a column'} gives them other values, or writes other rows. "
-            f"They are as they were. Let the canonical query of reconciliation {self.spec.name} "
+            f"They are unchanged. Let the canonical query of reconciliation {self.spec.name} "
             "return what the table holds, or leave the column out"
         )
 
@@ -568,8 +568,8 @@ class StateTable:
         if isinstance(error, (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)):
             hint = ", or repair all rows in one transaction: --whole"
         return (
-            f"{self.spec.state} cannot be repaired: {cause} does not allow it. These rows are as "
-            f"they were. Correct the canonical query of reconciliation {self.spec.name} or the "
+            f"{self.spec.state} cannot be repaired: {cause} does not allow it. These rows are "
+            f"unchanged. Correct the canonical query of reconciliation {self.spec.name} or the "
             f"rows that are in the way{hint}"
         )
 

@@ -221,7 +221,7 @@ def _compare(
     names = {part.name for part in table.parts}
     for name in sorted(set(parts) - names):
         yield CaptureFault(
-            f"{name} is no part of table {table.full_name} any more: its rows left without records",
+            f"{name} is no longer a part of table {table.full_name}: its rows left without records",
             f"penstock reconcile, then: {INIT}",
             is_refused=False,
         )

@@ -121,8 +121,8 @@ def why_unusable(current: FoundRevision | None, schema: str) -> UnusableSchema |
             f"{newest_shipped()}"
         )
         fix = (
-            "pip install --upgrade penstock-outbox, here too; tables of an unreleased version "
-            "are made anew"
+            "pip install --upgrade penstock-outbox, here too; tables of an unreleased version have "
+            "to be created again"
         )
         return UnusableSchema(reason, fix)
     return None

@@ -126,7 +126,7 @@ def _read_reserved(headers: str, record: RecordId) -> dict[str, Any]:
     except ValueError:  # of whatever header: nested too deep, or a number with too many digits
         reserved = None
     if not isinstance(reserved, dict):
-        log.warning("header ignored", record=record, header=RESERVED, reason="it is no object")
+        log.warning("header ignored", record=record, header=RESERVED, reason="it is not an object")
         return {}
     return reserved
 

@@ -212,7 +212,7 @@ def _as_log(answer: list[Any]) -> Any:
         case b"damaged":
             raise QueueDamaged(
                 "no stream of the queue can be written: all their keys hold other types; rename "
-                "what is there"
+                "the keys"
             )
         case _:
             return answer

@@ -491,5 +491,5 @@ def _written(message: NewMessage, reply: bytes) -> Written:
         case _:
             raise QueueDamaged(
                 "no stream of the queue can be written: all their keys hold other types; rename "
-                "what is there"
+                "the keys"
             )

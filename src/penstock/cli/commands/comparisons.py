@@ -137,7 +137,7 @@ def reconcile(
     if whole_state and not apply:
         raise InvalidSetting("--whole replaces a state: it needs --apply")
     if resume and (whole_state or not apply):
-        raise InvalidSetting("--resume goes on with repairs: it needs --apply, without --whole")
+        raise InvalidSetting("--resume continues repairs: it needs --apply, without --whole")
     pipeline = require_pipeline(settings)
     specs = [pipeline.get_reconciliation(n) for n in names or sorted(pipeline.reconciliations)]
     if not specs:

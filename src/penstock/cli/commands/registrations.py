@@ -104,9 +104,8 @@ def rename_consumer(
         show(f"    the registration of {new}, which has applied nothing, is replaced")
     if any(row.lag is None for row in rows):
         say(
-            f"The sources go on waiting for {name}. Once {new} is in penstock consumers list at "
-            f"each of them, retire {name} "
-            f"there: penstock consumers retire {name} --apply"
+            f"The sources still wait for {name}. Once {new} is in penstock consumers list at each "
+            f"of them, retire {name} there: penstock consumers retire {name} --apply"
         )
     say(
         f"Now deploy workers that declare the consumer as {new}; those that still declare {name} "
@@ -196,7 +195,7 @@ def list_tenants(
         registered = find_channel(servers.store, name)
         if not registered.traits.has_jobs:
             raise InvalidSetting(
-                f"{name} is no queue, and only queues have tenants: penstock channels list"
+                f"{name} is not a queue, and only queues have tenants: penstock channels list"
             )
         tenants, are_all = busiest_tenants(
             servers.client, servers.store.scope.namespace, registered.shard_names, count
@@ -266,7 +265,7 @@ def adopt_channel_(
     """Free the name of a retired channel for a new one."""
     with open_connections(settings, "channels") as servers:
         adopt_channel(servers.store, servers.client, name, apply=apply)
-    show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it anew")
+    show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it again")
     if not apply:
         say(NOTHING_CHANGED)
 
@@ -312,8 +311,8 @@ def _show_shards(plan: ReshardPlan) -> None:
         if reader.halted:
             show(
                 f"    warning: {reader.consumer} is halted in "
-                f"{format_count(reader.halted, 'shard')}: it applies nothing of the new ones "
-                "before these go on"
+                f"{format_count(reader.halted, 'shard')}: it applies nothing of the new shards "
+                "before the halted ones continue"
             )
 
 

@@ -98,8 +98,8 @@ def _parse_target(to: str | None) -> CheckpointTarget:
         if means_position(to):
             raise
         raise InvalidSetting(
-            f"--to {to} is no offset, no place such as rides/2 offset 4118, not earliest or "
-            f"latest; and as a time: {error}"
+            f"--to {to} is not an offset, a place such as rides/2 offset 4118, earliest or "
+            f"latest; as a time: {error}"
         ) from error
 
 
@@ -275,7 +275,7 @@ def _format_plan(plan: EpochPlan) -> Iterator[str]:
 def _format_doubt(plan: EpochPlan) -> Iterator[str]:
     """Yields the offsets in doubt, where their entries stay, and who has applied them."""
     count = sum(doubt.count for doubt in plan.in_doubt)
-    yield f"offsets in doubt, at which the log has what Postgres has not: {count:,}"
+    yield f"offsets in doubt, at which the log has records that Postgres lacks: {count:,}"
     for doubt in plan.in_doubt:
         yield from _format_shard_in_doubt(doubt, is_applied=plan.applied)
     if plan.in_doubt:

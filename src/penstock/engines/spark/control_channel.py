@@ -138,8 +138,7 @@ class ControlServer:
         if not self._thread.is_alive() and not self._stopped.is_set():
             raise DriverUnreachable(
                 f"the driver takes no connections at {self.address.host}:{self.address.port} any "
-                "more: see what its log says of thread 'control', and start it again; nothing is "
-                "lost"
+                "more: see its log for thread 'control', and start it again; nothing is lost"
             )
 
     def stop_tasks(self) -> None:

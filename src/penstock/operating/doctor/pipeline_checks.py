@@ -238,7 +238,7 @@ def _check_lag(
     def how_to_go_on(hint: str = "") -> str:
         is_halted = not behind and any(shard.halted is not None for shard in consumer.shards)
         return (
-            "let its halted shards go on" if is_halted else consumer.how_to_go_on(verb, hint)
+            "resume its halted shards" if is_halted else consumer.how_to_go_on(verb, hint)
         ) + consumer.how_to_end
 
     message = None

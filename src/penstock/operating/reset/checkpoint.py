@@ -233,7 +233,7 @@ def reset_ick(
     declared_channel = None if pipeline is None else pipeline.channels.get(channel)
     registered = registered_channels(Store(connection, scope)).get(channel) or declared_channel
     if registered is None or registered.kind != "ick":
-        raise Unknown(f"{channel} is no Ick; see penstock channels list")
+        raise Unknown(f"{channel} is not an Ick; see penstock channels list")
     return tuple(
         ick_repair for shard in shards for ick_repair in _repair(client, scope, shard, apply=apply)
     )

@@ -294,7 +294,7 @@ def _json(text: str, field: str, max_bytes: int) -> str:
 def _parse(text: str, field: str) -> Any:
     with suppress(ValueError):  # the error, which holds the text, becomes nobody's context
         return parse_json(text)
-    raise InvalidRecord(field, "is no JSON that can be read; use to_json")
+    raise InvalidRecord(field, "is not valid JSON; use to_json")
 
 
 def _execute(connection: Connection, statement: bytes, rows: str) -> None:
