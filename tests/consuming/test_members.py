@@ -571,7 +571,7 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
         flow.consumer(reads=index, name="second")(copy_documents)
     with pytest.raises(DeclarationError, match="dataframe, park_key and payload"):
         flow.consumer(reads=index, name="second", dataframe=True)(copy_documents)  # type: ignore[call-overload]
-    with pytest.raises(DeclarationError, match="needs none"):
+    with pytest.raises(DeclarationError, match="needs no reconciliation"):
         flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
     with pytest.raises(DeclarationError, match="make_worker"):
         LogWorker(WorkerSetup(flow, flow.get_consumer("indexer"), database_url, redis_url))
