@@ -117,9 +117,8 @@ class Settings:
         prepare: Use prepared statements. Behind a pooler none are used.
         share: Share of the shards that this streamer publishes beside others, such as 1/2; the
             first also sequences. By default all.
-        listen: Address at which this process serves /livez, /readyz and, with
-            penstock-outbox[prometheus], /metrics over HTTP; a port alone is for this machine. By
-            default none.
+        listen: Address at which this process serves /livez, /readyz and, with the extra prometheus,
+            /metrics over HTTP; a port alone is for this machine. By default none.
         concurrency: Jobs at a time for each worker of a queue; by default as the worker declares.
         master: Spark's master URL; by default local, with as many threads as needed.
         conf: Spark configuration, each as name=value; in the environment a JSON list.

@@ -1,12 +1,15 @@
 """What one text takes from another place is compared with that place: figures with the bench, a map with the directory."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from fixtures.documents import DOCS, ROOT
+from penstock.cli.app import load_commands
 
 README = " ".join((ROOT / "README.md").read_text().split())
 BENCH = (DOCS / "reference" / "bench.md").read_text()
@@ -59,3 +62,18 @@ def test_the_map_of_the_package_has_every_part_once() -> None:
     further = [name for line in lines for group in re.findall(r"; ([a-z_, ]+): ", line) for name in group.split(", ")]
 
     assert sorted(first + further) == sorted(parts)
+
+
+def test_no_help_has_brackets_which_rich_takes_for_markup() -> None:
+    """``--listen`` once named the extra of ``penstock-outbox[prometheus]`` as ``penstock-outbox``."""
+    texts = [text for command in load_commands().values() for text in _find_help(command)]
+
+    assert [text for text in texts if "[" in text] == []
+    assert len(texts) > 100
+
+
+def _find_help(command: Any) -> Iterator[str]:
+    yield command.help or ""
+    yield from (getattr(parameter, "help", None) or "" for parameter in command.params)
+    for part in getattr(command, "commands", {}).values():
+        yield from _find_help(part)
