@@ -160,8 +160,8 @@ BAD: list[tuple[str, str, Callable[[VolatileHash], object]]] = [
     ("value", "it takes 16,777,216", lambda h: h.hset("ann", b"x" * (2**24 + 1), 1)),
     ("values", "have 16,777,218 bytes", lambda h: h.hset("an", b"x" * 2**24, 1)),
     ("values", "are 1,001", lambda h: h.hset_many({str(n): "" for n in range(1001)}, 1)),
-    ("most", "is 0", lambda h: h.gc(0)),
-    ("most", "is 1001; it takes 1 to 1,000", lambda h: h.gc(1001)),
+    ("limit", "is 0", lambda h: h.gc(0)),
+    ("limit", "is 1001; it takes 1 to 1,000", lambda h: h.gc(1001)),
 ]
 
 

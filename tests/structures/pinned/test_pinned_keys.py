@@ -220,7 +220,7 @@ BAD: list[tuple[str, str, Callable[[PinnedKeys], object]]] = [
     ("lease_s", "is -1", lambda p: p.lock("ann", lease_s=-1)),
     ("wait_s", "is inf", lambda p: p.lock("ann").acquire(float("inf"))),
     ("above", "is -1; it takes 0", lambda p: p.lock("ann").try_acquire(above=-1)),
-    ("most", "is 1001", lambda p: p.reap(1001)),
+    ("limit", "is 1001", lambda p: p.reap(1001)),
     ("fresh_s", "is 0", lambda p: p.compute("ann", lambda: "", 1, fresh_s=0)),
     ("the function's result", "is int", lambda p: p.compute("ann", lambda: 5, 1)),  # type: ignore[arg-type, return-value]
 ]
