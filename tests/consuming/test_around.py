@@ -40,7 +40,7 @@ def test_a_context_manager_around_handlers_halts_the_shard_instead_of_passing_it
     halted = reader.drain()
 
     assert len(halted) == 2
-    assert all("which nobody runs" in why for why in halted.values())
+    assert all("which nothing runs" in why for why in halted.values())
     assert reader.effects() == []
 
 

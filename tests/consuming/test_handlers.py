@@ -278,7 +278,7 @@ def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(reade
     halted = reader.drain()
 
     assert len(halted) == 2
-    assert all("which nobody runs" in why for why in halted.values())
+    assert all("which nothing runs" in why for why in halted.values())
     assert reader.dead() == []
     assert sum(row[0] for row in reader.connection.execute("SELECT applied FROM penstock.checkpoints")) == 0
 

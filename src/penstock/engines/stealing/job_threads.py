@@ -123,7 +123,7 @@ def run(job: Job, limit_s: float) -> Outcome:
     if inspect.isawaitable(returned):
         returned = asyncio.run(asyncio.wait_for(returned, limit_s))
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
-        raise TypeError("the job returned a generator, which nobody runs")
+        raise TypeError("the job returned a generator, which nothing runs")
     return returned if isinstance(returned, Outcome) else Outcome.FINISHED
 
 
