@@ -790,9 +790,9 @@ CREATE TABLE {schema}.schedules (
 )
 """,
     """
--- kind: consumer, or channel: all of its consumers.
+-- kind: consumer, channel: all of its consumers, or schedule.
 CREATE TABLE {schema}.pauses (
-    kind      text        NOT NULL CHECK (kind IN ('consumer', 'channel')),
+    kind      text        NOT NULL CHECK (kind IN ('consumer', 'channel', 'schedule')),
     name      text        NOT NULL,
     reason    text        NOT NULL,
     paused_by text        NOT NULL,

@@ -61,6 +61,9 @@ def scene(flow: Pipeline, connection: Connection, streamer: Streamer, database_u
     [(record,)] = connection.execute(STAGE, ("things", HOSTILE, "insert", None)).fetchall()
     connection.execute(STAGE, ("index", HOSTILE, "dirty", None))
     connection.execute(STAGE, ("jobs", "k", "message", '{"tenant": "a"}'))
+    connection.execute(
+        "INSERT INTO penstock.schedules (name, channel, every, timezone) VALUES ('sweep', 'jobs', '1h', 'UTC')"
+    )
     for name in flow.consumers:
         register_consumer(Store(connection, flow.scope), flow.get_consumer(name))
     streamer.drain()

@@ -24,6 +24,7 @@ LETTER = {"consumer": "refuses", "channel": "things", "shard": "0", "offset": "1
 GIVEN: dict[str, dict[str, str]] = {
     "pause": {"kind": "consumer", "name": "applies", "reason": "a deploy"},
     "resume": {"kind": "channel", "name": "jobs"},
+    "run": {"name": "sweep"},
     "go-on": {"name": "halts"},
     "retry": LETTER,
     "retry-all": {"consumer": "refuses", "error": "ValueError"},
@@ -93,9 +94,27 @@ def done(connection: Connection) -> list[tuple[object, ...]]:
                (SELECT count(retry_requested_at) FROM penstock.dead_letters),
                (SELECT count(*) FROM penstock.cancellations),
                (SELECT array_agg(headers::text ORDER BY id) FROM penstock.staged_records),
-               (SELECT array_agg(name || limits ORDER BY 1) FROM penstock.queue_limits)
+               (SELECT array_agg(name || limits ORDER BY 1) FROM penstock.queue_limits),
+               (SELECT array_agg(name || next_at ORDER BY 1) FROM penstock.schedules)
         """
     ).fetchall()
+
+
+def test_a_schedule_is_paused_resumed_and_run_on_its_page(see_as: As, connection: Connection) -> None:
+    client, given = see_as(*RIGHTS), {"kind": "schedule", "name": "sweep"}
+    offered = []
+    for action, more in (("pause", {"reason": "a deploy"}), ("resume", {}), ("run", {})):
+        offered.append(re.findall(r"/act/(\w+)\?(?:kind=schedule&amp;)?name=sweep", client.get("/schedules").text))
+        answer = client.post(f"/act/{action}", data=given | more | plan(client, action, given | more))
+        assert (answer.status_code, answer.headers.get("location")) == (303, "/schedules"), answer.text
+
+    assert offered == [["pause", "run"], ["resume"], ["pause", "run"]]
+    assert [action.command for action in list_actions(Store(connection))] == [
+        "penstock schedules run sweep",
+        "penstock schedules resume sweep",
+        "penstock schedules pause sweep --reason 'a deploy'",
+    ]
+    assert "/act/" not in see_as("see", "drop").get("/schedules").text
 
 
 ANOTHER_LETTER = """

@@ -53,6 +53,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/find": ("/find", "/find?q=1", "/find?q=things/0+offset+1", "/find?q=some-key"),
     "/act/pause": ("/act/pause?kind=consumer&name=search",),
     "/act/resume": ("/act/resume?kind=channel&name=jobs",),
+    "/act/run": ("/act/run?name=sweep",),
     "/act/go-on": ("/act/go-on?name=halts",),
     "/act/retry": (f"/act/retry?{LETTER_FIELDS}",),
     "/act/retry-all": ("/act/retry-all?consumer=refuses",),

@@ -22,9 +22,10 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
 from penstock.database.store import Store
 from penstock.declaring.schedules import MAX_AT_ONCE, MAX_CATCH_UP, ScheduleSpec
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, Refused, Unknown
 from penstock.operating.channels import retire_channel
 from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.pausing import pause, resume, run_schedule
 from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 from penstock.streaming.scheduler import Scheduler
@@ -339,6 +340,45 @@ def test_a_job_that_the_commit_refuses_stops_no_record(
 
     [failed] = [each for each in logged if each["event"] == "schedule failed"]
     assert failed["reason"] == "UniqueViolation"
+
+
+def test_a_paused_schedule_stages_no_job_is_not_late_and_goes_on_when_it_is_resumed(
+    connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
+) -> None:
+    pipeline, store = declare(), Store(connection)
+    with Streamer(pipeline, database_url, redis_url) as streamer:
+        streamer.drain()
+        pause(store, "schedule", "sweep", reason="a deploy", by="ann")
+        make_due(connection, "3 hours")
+        streamer.drain()
+        [paused] = status(store, redis_client, pipeline).schedules
+        said = [result.message for result in diagnose(store, redis_client, pipeline) if result.grade != "ok"]
+        with pytest.raises(Refused, match="penstock schedules resume sweep"):
+            run_schedule(store, "sweep")
+        before = slots(connection)
+        resume(store, "schedule", "sweep")
+        streamer.drain()
+
+    assert (before, paused.is_paused, paused.trouble, paused.late_s) == (Counter(), True, None, 0.0)
+    assert [text for text in said if "sweep" in text] == [text for text in said if "by ann: a deploy" in text] != []
+    assert slots(connection).total() == 1
+
+
+def test_a_schedule_is_run_now_for_one_job_more_and_keeps_its_times(
+    penstock: CommandLine, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    next_at = "SELECT next_at FROM penstock.schedules"
+    with Streamer(declare(), database_url, redis_url) as streamer:
+        streamer.drain()
+        before = connection.execute(next_at).fetchall()
+        penstock("schedules", "run", "sweep")
+        for _ in range(2):
+            streamer.drain()
+
+    assert slots(connection).total() == 1
+    assert connection.execute(next_at).fetchall() == before
+    with pytest.raises(Unknown, match="no schedule 'swept' is registered; there are: sweep"):
+        run_schedule(Store(connection), "swept")
 
 
 def test_a_job_says_which_schedule_it_is_of_and_which_slot(

@@ -65,6 +65,7 @@ Repair  jobs           jobs          List, show, cancel, retry or move the unfin
 Repair  jobs           queues        List or set limits of the tenants and keys of a queue.
 Repair  registrations  consumers     List, pause, rename or retire registered consumers: retention waits for them.
 Repair  registrations  channels      List channels, or change one while it is used.
+Repair  registrations  schedules     Pause a schedule, or run it now.
 Repair  resets         reset         Move a checkpoint, open a new epoch, or repair an Ick.
 """  # noqa: E501  a table, a line for each command
 

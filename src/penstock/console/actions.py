@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from typing import get_args
 from urllib.parse import quote, urlencode
 
 import structlog
@@ -31,7 +32,14 @@ from penstock.operating.consumers import find_halts
 from penstock.operating.jobs.browsing import JobFilter, find_jobs, parse_filter
 from penstock.operating.jobs.changes import cancel_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import KINDS, LimitChange
-from penstock.operating.pausing import check_pausable, find_last_action, note_action, pause, resume
+from penstock.operating.pausing import (
+    check_pausable,
+    find_last_action,
+    note_action,
+    pause,
+    resume,
+    run_schedule,
+)
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Offset, Place, Shard, ShardName, parse_moment
@@ -159,17 +167,15 @@ def _field(form: Form, name: str) -> str:
 
 
 def _kind(form: Form) -> PauseKind:
-    match _field(form, "kind"):
-        case "consumer":
-            return "consumer"
-        case "channel":
-            return "channel"
-        case other:
-            raise InvalidName(f"kind {other!r}: give consumer or channel")
+    text = _field(form, "kind")
+    for kind in get_args(PauseKind):
+        if kind == text:
+            return kind  # type: ignore[no-any-return]  # it is one of them
+    raise InvalidName(f"kind {text!r}: give {' or '.join(get_args(PauseKind))}")
 
 
 def _page(kind: str, name: str) -> str:
-    return f"/{kind}s/{quote(name, safe='')}"
+    return "/schedules" if kind == "schedule" else f"/{kind}s/{quote(name, safe='')}"
 
 
 def _plan_pause(servers: ActingServers, form: Form) -> Plan:
@@ -181,8 +187,14 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
     return Plan(
         f"Pause {kind} {name}",
         (
-            "What is being applied ends; nothing is begun after it, in any process.",
-            "Applications continue to stage, and the streamer to publish. Retention waits.",
+            *(
+                ["No job of it is staged, by any streamer, until it is resumed."]
+                if kind == "schedule"
+                else [
+                    "What is being applied ends; nothing is begun after it, in any process.",
+                    "Applications continue to stage, and the streamer to publish. Retention waits.",
+                ]
+            ),
             *(
                 [f"It is paused already, and only the reason changes: {current}"]
                 if current is not None
@@ -208,7 +220,11 @@ def _plan_resume(servers: ActingServers, form: Form) -> Plan:
     kind, name = _kind(form), _field(form, "name")
     if (current := _find_pause(store, kind, name)) is None:
         raise Unknown(f"{kind} {name} is not paused")
-    changes = (str(current), "It continues within a second, where it was paused.")
+    catch_up = "It catches up as after an outage, and continues with its next time."
+    outcome = (
+        catch_up if kind == "schedule" else "It continues within a second, where it was paused."
+    )
+    changes = (str(current), outcome)
     return Plan(
         f"Resume {kind} {name}",
         changes,
@@ -216,6 +232,19 @@ def _plan_resume(servers: ActingServers, form: Form) -> Plan:
         {"kind": kind, "name": name},
         _page(kind, name),
         lambda _: resume(store, kind, name),
+    )
+
+
+def _plan_run(servers: ActingServers, form: Form) -> Plan:
+    name = _field(form, "name")
+    check_pausable(servers.store, "schedule", name)
+    return Plan(
+        f"Run schedule {name} now",
+        ("A streamer that declares it stages one job more, within a second.",),
+        f"penstock schedules run {name}",
+        {"name": name},
+        "/schedules",
+        lambda _: run_schedule(servers.store, name),
     )
 
 
@@ -579,6 +608,7 @@ ACTIONS: Mapping[str, Action] = {
     for action in (
         Action("pause", "pause", _plan_pause),
         Action("resume", "pause", _plan_resume),
+        Action("run", "retry", _plan_run),
         Action("go-on", "move", _plan_go_on),
         Action("retry", "retry", _plan_retry),
         Action("retry-all", "retry", _plan_retry_all),

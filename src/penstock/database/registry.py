@@ -185,17 +185,16 @@ def find_successor(store: Store, consumer: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-PauseKind = Literal["consumer", "channel"]
-"""``channel`` pauses all of its consumers."""
+PauseKind = Literal["consumer", "channel", "schedule"]
+"""``channel`` pauses all of its consumers; ``schedule`` stages no job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A pause."""
 
-    kind: (
-        PauseKind  # what is paused: a consumer in all that it reads, or all consumers of a channel
-    )
+    # what is paused: a consumer in all that it reads, all consumers of a channel, or a schedule
+    kind: PauseKind
     name: str
     reason: str  # why, as the operator said it
     paused_by: str  # who paused it
@@ -212,7 +211,7 @@ class Pause:
 
     def holds(self, consumer: str, channel: str) -> bool:
         """Returns whether it holds for a consumer of a channel."""
-        return self.name == (consumer if self.kind == "consumer" else channel)
+        return (self.kind, self.name) in {("consumer", consumer), ("channel", channel)}
 
 
 def read_pauses(store: Store[Executor]) -> tuple[Pause, ...]:

@@ -1,6 +1,7 @@
 """Pauses what reads, which goes on where it was; what writes does not notice.
 
-See ``penstock.database.registry`` for where a pause is read.
+A schedule that is paused stages no job; once it is resumed, it catches up as after an outage.  See
+``penstock.database.registry`` for where a pause is read.
 """
 
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ MAX_REASON = 500
 
 
 def pause(store: Store, kind: PauseKind, name: str, *, reason: str, by: str) -> Pause:
-    """Pauses a consumer, or all consumers of a channel, also later ones.
+    """Pauses a consumer, all consumers of a channel, also later ones, or a schedule.
 
     A second time, only the reason changes.  What is being applied goes on to its end: a batch of
     records, a visit to an Ick, a job.  Nothing is begun after it: log and Ick read the pause with
-    each transaction, the worker of a queue twice a second.
+    each transaction, the worker of a queue twice a second, a streamer with each round.
 
     Raises ``Unknown``, or ``Refused`` if the reason is empty or too long, or the consumer runs with
     another database.
@@ -54,6 +55,20 @@ def resume(store: Store, kind: PauseKind, name: str) -> Pause | None:
             return None
     log.warning("resumed", kind=kind, name=name)
     return Pause(*row)
+
+
+def run_schedule(store: Store, name: str) -> None:
+    """Makes a schedule due now, for one job more.  A streamer stages it within a second.
+
+    Raises ``Unknown``, or ``Refused`` if the schedule is paused.
+    """
+    with store.transaction(f"running schedule {name}"):
+        check_pausable(store, "schedule", name)
+        for paused in read_pauses(store):
+            if (paused.kind, paused.name) == ("schedule", name):
+                raise Refused(f"{paused}. Resume it first: {paused.how_to_resume}")
+        store.execute("run_schedule", {"name": name})
+    log.warning("schedule made due", name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +105,7 @@ def list_actions(store: Store, *, limit: int = 200) -> list[DoneAction]:
 def find_pauses(store: Store, kind: PauseKind, name: str) -> list[Pause]:
     """Returns the pauses that hold a consumer, or a channel's consumers; not only its own."""
     with postgres_errors("reading the pauses"):
-        readers = [row for row in list_consumers(store) if name in {row.consumer, row.channel}]
+        readers = [row for row in list_consumers(store) if name == getattr(row, kind, None)]
         subjects = {(kind, name), *(("channel", row.channel) for row in readers)}
         return [
             held_by for held_by in read_pauses(store) if (held_by.kind, held_by.name) in subjects
@@ -107,8 +122,7 @@ def check_pausable(store: Store, kind: PauseKind, name: str) -> None:
                 "Pause it there"
             )
         return
-    readable = [channel for (channel,) in store.execute("readable_channels")]
-    if name not in readable:
-        raise Unknown(
-            f"no channel {name!r} is registered; there are: {', '.join(readable) or 'none'}"
-        )
+    rows = store.execute("readable_channels" if kind == "channel" else "schedule_names")
+    names = [registered for (registered,) in rows]
+    if name not in names:
+        raise Unknown(f"no {kind} {name!r} is registered; there are: {', '.join(names) or 'none'}")

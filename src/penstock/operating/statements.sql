@@ -104,6 +104,16 @@ WHERE %(consumer)s::text IS NULL OR c.consumer = %(consumer)s
 GROUP BY c.consumer, c.channel
 ORDER BY c.consumer, c.channel;
 
+-- :name schedule_names
+SELECT name FROM {schema}.schedules
+ORDER BY name;
+
+-- :name run_schedule
+-- A job more: the streamer takes the time of its next job from its declaration.
+UPDATE {schema}.schedules
+SET next_at = least(next_at, clock_timestamp())
+WHERE name = %(name)s;
+
 -- :name readable_channels
 -- Those of another source have checkpoints here, and are not registered here.
 SELECT channel FROM {schema}.channels
@@ -607,11 +617,12 @@ WHERE channel = %(channel)s AND reported_by IS NOT NULL
 ORDER BY consumer;
 
 -- :name schedules
-SELECT name, channel, every, timezone, next_at, last_at,
-       greatest(0, extract(epoch FROM clock_timestamp() - next_at))::float8 AS late_s,  -- null, and so 0, if there is no next
-       skipped_since, skipped_until, digest, clock_timestamp()
-FROM {schema}.schedules
-ORDER BY name;
+SELECT s.name, channel, every, timezone, next_at, last_at,
+       CASE WHEN p.name IS NULL THEN greatest(0, extract(epoch FROM clock_timestamp() - next_at)) ELSE 0 END::float8 AS late_s,  -- 0 if there is no next
+       skipped_since, skipped_until, digest, p.name IS NOT NULL, clock_timestamp()
+FROM {schema}.schedules s
+LEFT JOIN {schema}.pauses p ON p.kind = 'schedule' AND p.name = s.name
+ORDER BY s.name;
 
 -- :name penstock_sessions
 -- Sessions of Penstock's processes, whatever they do; without their queries, which may hold payloads.

@@ -77,6 +77,7 @@ WORKING: Mapping[RoleName, Mapping[str, str]] = {
         "checkpoints": "SELECT, INSERT",
         "troubles": "SELECT, INSERT, UPDATE, DELETE",
         "schedules": "SELECT, INSERT, UPDATE",
+        "pauses": "SELECT",
         "job_groups": "SELECT, UPDATE, DELETE",
         "job_notes": "SELECT, DELETE",
         "job_results": "SELECT, DELETE",
@@ -125,6 +126,7 @@ _REPAIRING = {
 
 _OPERATING = {
     "pauses": "INSERT, UPDATE, DELETE",
+    "schedules": "UPDATE (next_at)",
     "actions": "SELECT, INSERT",
     "queue_limits": "SELECT, INSERT, UPDATE, DELETE",
     "FUNCTION move_jobs": "EXECUTE",

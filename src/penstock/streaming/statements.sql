@@ -1139,10 +1139,10 @@ WHERE t.kind = 'halted'
           );
 
 -- :name read_schedules
--- All of them, though few are due: one whose next time is too late was moved on while this clock was ahead.
+-- All of them, though few are due: one whose next time is too late was moved on while this clock was ahead.  None that is paused.
 SELECT name, channel, every, timezone, digest, next_at, last_at, clock_timestamp() AS now
-FROM {schema}.schedules
-WHERE name = ANY (%(names)s);
+FROM {schema}.schedules s
+WHERE name = ANY (%(names)s) AND NOT EXISTS (SELECT FROM {schema}.pauses p WHERE (p.kind, p.name) = ('schedule', s.name));
 
 -- :name declare_schedule
 -- With other times than before, or another queue, it begins anew: what was missed was missed by another one.

@@ -32,7 +32,7 @@ from penstock.operating.channels import (
 )
 from penstock.operating.consumers import RegisteredConsumer, list_consumers, rename, retire
 from penstock.operating.contracts import find_breaks, make_asyncapi
-from penstock.operating.pausing import find_pauses, pause, resume
+from penstock.operating.pausing import find_pauses, pause, resume, run_schedule
 from penstock.parsing import parse_json
 from penstock.settings import Settings
 
@@ -41,9 +41,11 @@ consumers = typer.Typer(
     help="List, pause, rename or retire registered consumers: retention waits for them.",
 )
 channels = typer.Typer(no_args_is_help=True, help="List channels, or change one while it is used.")
+schedules = typer.Typer(no_args_is_help=True, help="Pause a schedule, or run it now.")
 
 ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
+ScheduleName = Annotated[str, typer.Argument(help="Name of the schedule.")]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, shown with the pause.")]
 By = Annotated[
     str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")
@@ -217,6 +219,28 @@ def pause_channel(
 def resume_channel(settings: Settings, name: ChannelName) -> None:
     """Resume the consumers of a paused channel."""
     _resume(settings, "channel", name)
+
+
+@subcommand(schedules, "pause")
+def pause_schedule(
+    settings: Settings, name: ScheduleName, reason: Reason, operator: By = None
+) -> None:
+    """Pause a schedule: no job is staged until it is resumed."""
+    _pause(settings, "schedule", name, reason, operator)
+
+
+@subcommand(schedules, "resume")
+def resume_schedule(settings: Settings, name: ScheduleName) -> None:
+    """Resume a paused schedule, which catches up as after an outage."""
+    _resume(settings, "schedule", name)
+
+
+@subcommand(schedules, "run")
+def run_schedule_(settings: Settings, name: ScheduleName) -> None:
+    """Have a streamer stage one more job of a schedule now."""
+    with open_connections(settings, "schedules") as servers:
+        run_schedule(servers.store, name)
+    show(f"{name} is due now: a streamer that declares it stages its job within a second")
 
 
 @subcommand(channels, "retire")

@@ -207,8 +207,8 @@ def _read_postgres(store: Store) -> _Tables:
 
 
 def _make_schedule(*row: Any) -> RegisteredSchedule:
-    *values, now = row
-    schedule = RegisteredSchedule(*values)
+    *values, is_paused, now = row
+    schedule = replace(RegisteredSchedule(*values), is_paused=is_paused)
     return replace(schedule, ahead_s=find_ahead(schedule, now))
 
 

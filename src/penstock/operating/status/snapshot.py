@@ -152,6 +152,7 @@ class RegisteredSchedule:
     # for how long it passes over its times, in seconds: Postgres' clock was ahead when it was moved
     # on
     ahead_s: float = 0.0
+    is_paused: bool = False  # true if an operator has paused it: it is not late
 
     @property
     def text(self) -> str:
@@ -182,7 +183,7 @@ class RegisteredSchedule:
 
 def find_ahead(schedule: RegisteredSchedule, now: datetime) -> float:
     """Returns how far a schedule's next job is after the first time that has none, in seconds."""
-    if schedule.next_at is None:
+    if schedule.next_at is None or schedule.is_paused:
         return 0.0
     try:
         slots = find_slots(schedule.every, schedule.timezone, now)
