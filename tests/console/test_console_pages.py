@@ -85,6 +85,24 @@ def test_the_attempts_at_a_job_are_shown(see_as: As, connection: Connection) -> 
 
 
 @pytest.mark.usefixtures("scene")
+def test_the_trace_of_a_job_a_letter_and_a_record_is_a_link_where_the_record_has_one(
+    flow: Pipeline, visitors: Visitors, database_url: str, redis_url: str, connection: Connection, scene: int
+) -> None:
+    visitors.visitor, template = Visitor("ann"), "https://traces.example/trace/{trace_id}?from=penstock"
+    console = make_console(flow, database_url, redis_url, access=visitors, trace_url=template)
+    client = TestClient(console, base_url="http://console")
+    paths = ("/jobs/jobs/3", "/dead-letters/refuses/things/0/1", f"/find?q={scene}")
+    link = f'<a href="{template.format(trace_id="a" * 32)}" rel="noreferrer">{"a" * 32}</a>'
+    without = [client.get(path).text for path in paths]
+    headers = f"coalesce(headers, '{{}}') || '{{\"traceparent\": \"00-{'a' * 32}-{'b' * 16}-01\"}}'"
+    connection.execute(f"UPDATE penstock.staged_records SET headers = {headers}".encode())
+    linked = [client.get(path).text for path in paths]
+    console.close()
+
+    assert ["traces.example" in text for text in without] == [False] * 3
+    assert [link in text for text in linked] == [True] * 3
+
+
 def test_many_viewers_of_the_doctor_are_one_examination(see_as: As, monkeypatch: pytest.MonkeyPatch) -> None:
     client, calls = see_as(*RIGHTS), count()
 

@@ -7,6 +7,7 @@ scripts, styles, frames and requests that are not ours.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,13 @@ from penstock.console.pages import PAGES
 from penstock.console.reading import ConnectionPool, Page, Reading
 from penstock.console.rendering import render, respond, respond_json, respond_table
 from penstock.console.status_sampler import StatusSampler
-from penstock.errors import PenstockError, PrivilegeMissing, ServerUnavailable, Unknown
+from penstock.errors import (
+    InvalidSetting,
+    PenstockError,
+    PrivilegeMissing,
+    ServerUnavailable,
+    Unknown,
+)
 from penstock.pipeline import Pipeline
 
 log = structlog.get_logger("penstock.console")
@@ -53,6 +60,9 @@ STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg"
 
 HEALTH = "/healthz"
 """Answers every probe as long as this process does, under any host name, and asks no server."""
+
+TRACE_URL = r"https?://[A-Za-z0-9.:\[\]-]+/[!-;=?-z~]*\{trace_id\}[!-;=?-z~]*"
+"""Pattern of the address of a trace: its host is fixed, and ``{trace_id}`` comes once."""
 
 MAX_FORM = 10_000
 """Limit of a form, in bytes."""
@@ -139,7 +149,7 @@ def _parse_host(host: str) -> str:
     return ""
 
 
-def make_console(
+def make_console(  # noqa: PLR0913  the choices of a console
     pipeline: Pipeline | None,
     database_url: str,
     redis_url: str,
@@ -147,6 +157,7 @@ def make_console(
     access: Access,
     acting_database_url: str | None = None,
     hosts: Collection[str] | None = None,
+    trace_url: str | None = None,
 ) -> Console:
     """Returns the console as an ASGI application, to be mounted in another one or run by itself.
 
@@ -159,7 +170,17 @@ def make_console(
         acting_database_url: Postgres, for acting; None shows the commands instead.
         hosts: The names in ``Host`` that are answered; None leaves that to the application around
             it.
+        trace_url: Page of a trace in a tracing system, with ``{trace_id}`` in it; records with a
+            trace link to it.
+
+    Raises:
+        InvalidSetting: ``trace_url`` is no such address.
     """
+    if trace_url is not None and not re.fullmatch(TRACE_URL, trace_url):
+        raise InvalidSetting(
+            f"--trace-url {trace_url!r}: give an address of https or http, such as "
+            "https://traces.example/trace/{trace_id}"
+        )
     reading = Reading(
         pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url)
     )
@@ -169,7 +190,7 @@ def make_console(
         redis_url,
     )
     entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
-    desk = _Desk(reading, acting, access, entrance)
+    desk = _Desk(reading, acting, access, entrance, trace_url)
 
     routes = [Route(HEALTH, lambda _: Response("ok\n", media_type="text/plain"))]
     routes += [
@@ -215,6 +236,7 @@ class _Desk:
     acting: Acting
     access: Access
     entrance: Entrance | None
+    trace_url: str | None
 
     def html(self, page: Page, request: Request) -> Response:
         visitor = self._admit(request, page)
@@ -297,6 +319,7 @@ class _Desk:
             "can_act": self.acting.is_possible,
             "can_leave": self.entrance is not None,
             "schema": self.reading.scope.schema,
+            "trace_url": self.trace_url,
             "stale": None,
         }
 

@@ -34,6 +34,7 @@ def console(
         typer.Option(metavar="URL", envvar="PENSTOCK_ACTING_DATABASE_URL", show_envvar=False),
     ] = None,
     root_path: Annotated[str, typer.Option("--root-path", metavar="PATH")] = "",
+    trace_url: Annotated[str | None, typer.Option("--trace-url", metavar="URL")] = None,
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
     """Show the pipeline in a browser; without --users only on this machine, by the printed link.
@@ -46,6 +47,7 @@ def console(
         acting_database_url: Postgres for actions such as pausing or retrying. Without it the
             console only reads.
         root_path: Path prefix that a proxy removes, such as /penstock.
+        trace_url: Page of a trace in your tracing system: https://traces.example/trace/{trace_id}.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):
@@ -94,6 +96,7 @@ def console(
             access=entrance,
             acting_database_url=acting_database_url,
             hosts={*LOOPBACK, name.strip("[]"), *(host or ())},
+            trace_url=trace_url,
         )
         path = f"enter?token={token}" if token else ""
         serve(
