@@ -126,11 +126,11 @@ def test_the_check_finds_an_index_that_missed_a_change(
     ("engine", "seconds", "drift"),
     [
         pytest.param(*("inline", "3", "--no-reconcile"), marks=pytest.mark.slow),
-        pytest.param(*("inline", "4", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
-        pytest.param(*("stealing", "10", "--no-reconcile"), marks=[pytest.mark.storm, pytest.mark.timeout(240)]),
-        pytest.param(*("stealing", "10", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(240)]),
+        pytest.param(*("inline", "4", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
+        pytest.param(*("stealing", "10", "--no-reconcile"), marks=[pytest.mark.storm, pytest.mark.timeout(600)]),
+        pytest.param(*("stealing", "10", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
         pytest.param(
-            *("spark", "20", "--reconcile"), marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(240)]
+            *("spark", "20", "--reconcile"), marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(600)]
         ),
     ],
 )
@@ -245,7 +245,7 @@ def test_servers_and_children_end_with_an_owner_that_is_killed(tmp_path: Path) -
     [
         "inline",
         "stealing",
-        pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(240)]),
+        pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600)]),
     ],
 )
 def test_no_process_outlives_the_demo(tmp_path: Path, engine: str, signals: list[signal.Signals]) -> None:

@@ -15,7 +15,7 @@ from penstock.engines.stealing import Chore, Chores
 from penstock.errors import HistoryDiverged
 from penstock.records import Shard, ShardName
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def declared() -> Pipeline:
@@ -234,7 +234,7 @@ def test_a_redis_from_before_a_new_epoch_does_not_bring_lost_records_back(histor
 
 @pytest.mark.storm
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_run_on_spark_stops_when_postgres_is_restored(history: History) -> None:
     """Guarantee 10: Spark starts failed tasks again; none of them applies what was lost."""
     history.start(("run", "--engine", "spark"))

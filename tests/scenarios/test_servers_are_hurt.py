@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fixtures.damage import copy_data, restore_data
-from fixtures.running_pipeline import RunningPipeline
+from fixtures.running_pipeline import READY_S, RunningPipeline
 from fixtures.truth import Load
 from penstock.testing import eventually
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 def test_redis_flushed_under_load(running_pipeline: RunningPipeline) -> None:
@@ -78,7 +78,7 @@ def test_two_runs_at_once(running_pipeline: RunningPipeline) -> None:
         second.send_signal(signal.SIGTERM)
         load.go_on(1)
 
-    assert second.wait(60) == 0
+    assert second.wait(READY_S) == 0
     assert running_pipeline.exact() > 20
 
 
@@ -120,7 +120,7 @@ def test_sparks_checkpoints_deleted_between_and_during_runs(running_pipeline: Ru
     deleted()
     running_pipeline.begin()
 
-    eventually(lambda: running_pipeline.exact() > during, "records flow again", timeout_s=180)
+    eventually(lambda: running_pipeline.exact() > during, "records flow again", timeout_s=READY_S)
 
 
 def test_sparks_own_temporary_files_deleted(running_pipeline: RunningPipeline) -> None:
@@ -131,7 +131,7 @@ def test_sparks_own_temporary_files_deleted(running_pipeline: RunningPipeline) -
     shutil.rmtree(directory, ignore_errors=True)
     assert running_pipeline.running is not None
 
-    assert running_pipeline.running.wait(90) == 3
+    assert running_pipeline.running.wait(READY_S) == 3
     running_pipeline.begin()
 
     assert running_pipeline.exact() > 0
