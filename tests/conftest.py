@@ -8,7 +8,8 @@ from platform import python_version
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import none
 
 # How long an example takes, or is thought of, is up to the machine.
 settings.register_profile(
@@ -59,13 +60,18 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
-def pytest_runtest_teardown() -> None:
-    """Undoes what a task of Spark does to its process when a test calls it in this one.
+def pytest_collection_finish() -> None:
+    """Takes what was imported and collected out of the search for garbage, which took a second each time."""
 
-    Hypothesis asks the garbage collector who refers to its random generator, and warns if it finds nobody; what is
-    frozen is not found.
-    """
-    gc.unfreeze()
+    @settings(max_examples=1, database=None)
+    @given(none())
+    def register_generators(_: None) -> None:
+        """Hypothesis asks the garbage collector who refers to its random generator, once: what is frozen is not found."""
+
+    register_generators()
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None  # a command that ends in this process leaves it so
 
 
 @pytest.fixture(autouse=True)
