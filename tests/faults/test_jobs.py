@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 
+import psutil  # type: ignore[import-untyped]  # it ships no types
 import psycopg
 import pytest
 
@@ -58,12 +60,14 @@ class Storm:
         directory: Where the application is.
         urls: Of both servers, as environment variables.
         streams: The number of streams that processes are started with.
+        strikes: How often a process kills itself right after a COMMIT, or suspends itself right before one: a part of 1.
         workers: The workers of a process; all, if none is named.
     """
 
     directory: Path
     urls: dict[str, str]
     streams: int = 16
+    strikes: float = 0.0
     workers: tuple[str, ...] = ("note",)
     alive: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -74,7 +78,7 @@ class Storm:
             self.alive[place] = subprocess.Popen(
                 [sys.executable, "-m", "penstock", *command, "--app", "shop:pipeline"],
                 cwd=self.directory,
-                env={**os.environ, **self.urls, "STREAMS": str(self.streams)},
+                env={**os.environ, **self.urls, "STREAMS": str(self.streams), "STRIKES": str(self.strikes)},
                 stdout=log,
                 stderr=log,
             )
@@ -86,8 +90,9 @@ class Storm:
         self.start(place)
 
     def check(self) -> bool:
-        """True; a process that ends by itself fails the test."""
-        ended = {place: p.returncode for place, p in self.alive.items() if p.poll() is not None}
+        """True; a process that ends by itself fails the test, unless it is to kill itself now and then."""
+        fine = {None, -signal.SIGKILL} if self.strikes else {None}
+        ended = {place: p.returncode for place, p in self.alive.items() if p.poll() not in fine}
         assert not ended, (self.directory / "log").read_text()[-2000:]
         return True
 
@@ -166,14 +171,22 @@ def count(connection: Connection) -> int:
 
 
 BOTH_WAYS = """
-import os, time
+import os, random, signal, time
 from sqlalchemy import text
 from penstock import KeyLimits, Pipeline, Queue
+from penstock.crash_points import install_crashpoint
 
 jobs = Queue("jobs", streams=8, hand=4, key_limits={"": KeyLimits(in_flight=50)})
 mails = Queue("mails", streams=8, hand=4, key_limits={"": KeyLimits(in_flight=50)})
 pipeline = Pipeline([jobs, mails])
 sent = os.open("sent", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+signals = {"jobs.after_commit": signal.SIGKILL, "jobs.before_commit": signal.SIGSTOP}
+
+def strike(point):
+    if point in signals and random.random() < float(os.environ["STRIKES"]):
+        os.kill(os.getpid(), signals[point])
+
+install_crashpoint(strike)
 
 @pipeline.worker(reads=jobs, lease=2.0, concurrency=1, attempts=1000, together=20, backoff=0.05)
 def note(session, job):
@@ -243,6 +256,7 @@ class Strikes:
 
     Attributes:
         killed: Ids of the processes that were killed, or suspended for longer than their leases.
+        at_commit: How often one has killed or suspended itself beside a COMMIT.
         away: When a server went away or came back, by the monotonic clock.
     """
 
@@ -251,6 +265,28 @@ class Strikes:
     postgres: EmbeddedPostgres
     killed: set[int] = field(default_factory=set)
     away: list[float] = field(default_factory=list)
+    at_commit: Counter[str] = field(default_factory=Counter)
+
+    def tend(self) -> bool:
+        """Starts anew what has killed itself, lets go on what has suspended itself, when its leases have ended; true."""
+        for place, process in [*self.storm.alive.items()]:
+            if process.poll() == -signal.SIGKILL:
+                self._note(process, "killed")
+                self.storm.start(place)
+            elif process.returncode is None and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                self._note(process, "suspended")
+                self._suspend(process)
+        return self.storm.check()
+
+    def _note(self, process: subprocess.Popen[bytes], how: str) -> None:
+        self.killed.add(process.pid)
+        self.at_commit[how] += 1
+
+    @staticmethod
+    def _suspend(process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGSTOP)
+        threading.Event().wait(LEASE_S + 1.0)
+        process.send_signal(signal.SIGCONT)
 
     def strike(self, what: str, dice: random.Random) -> None:
         if what in {"kill", "suspend"}:
@@ -260,9 +296,7 @@ class Strikes:
             if what == "kill":
                 self.storm.kill(place)
                 return
-            process.send_signal(signal.SIGSTOP)
-            threading.Event().wait(LEASE_S + 1.0)
-            process.send_signal(signal.SIGCONT)
+            self._suspend(process)
             return
         self.away.append(monotonic())
         if what == "flush":
@@ -299,6 +333,8 @@ def test_jobs_together_and_without_sessions_are_done_once_whatever_dies(
 ) -> None:
     """Guarantee 4: processes killed and suspended, Redis emptied, Postgres killed and started, jobs cancelled, keys limited.
 
+    Processes kill themselves between COMMIT and settling, too, and are suspended between confirming their leases and COMMIT.
+
     Effects in Postgres happen once.  Calls without a session are repeated only if the process before was killed, or a server went
     away meanwhile.
     """
@@ -313,17 +349,19 @@ def test_jobs_together_and_without_sessions_are_done_once_whatever_dies(
         initialise(postgres.url)
         with connect_postgres(postgres.url, application="test") as connection:
             connection.execute("CREATE TABLE public.effects (job bigint NOT NULL)")
-        storm = Storm(tmp_path, {"PENSTOCK_DATABASE_URL": postgres.url, "PENSTOCK_REDIS_URL": redis.url}, workers=())
+        storm = Storm(
+            tmp_path, {"PENSTOCK_DATABASE_URL": postgres.url, "PENSTOCK_REDIS_URL": redis.url}, strikes=0.01, workers=()
+        )
         ending.callback(storm.end)
         for place in range(WORKERS + 1):
             storm.start(place)
         truth, strikes = Truth(postgres.url), Strikes(storm, redis, postgres)
         producer = threading.Thread(target=truth.stage, args=(jobs, seconds, random.Random(10)), daemon=True)
         producer.start()
-        eventually(lambda: storm.check() and len(read_sent(tmp_path)) > 50, "mails are sent", timeout_s=180)
+        eventually(lambda: strikes.tend() and len(read_sent(tmp_path)) > 50, "mails are sent", timeout_s=180)
         due, began, pause = ["suspend", "flush", "postgres", "suspend", "kill"], monotonic(), threading.Event()
         while monotonic() - began < seconds or due:
-            storm.check()
+            strikes.tend()
             strikes.strike(due.pop(0) if due else dice.choice(["kill"] * 5 + ["suspend", "flush", "postgres"]), dice)
             pause.wait(dice.random() * 2)
         producer.join(timeout=300)
@@ -331,7 +369,7 @@ def test_jobs_together_and_without_sessions_are_done_once_whatever_dies(
         with connect_postgres(postgres.url, application="test") as connection:
             unfinished = "SELECT count(*) FROM penstock.staged_records"
             eventually(
-                lambda: storm.check() and connection.execute(unfinished).fetchone() == (0,),
+                lambda: strikes.tend() and connection.execute(unfinished).fetchone() == (0,),
                 "every job is done",
                 timeout_s=max(180.0, jobs / 100),
             )
@@ -345,5 +383,6 @@ def test_jobs_together_and_without_sessions_are_done_once_whatever_dies(
     repeats = [pair for of_job in calls.values() for pair in pairwise(sorted(of_job, key=itemgetter(1)))]
     counts = (len(effects), transactions, len(calls), len(repeats), len(strikes.killed), len(strikes.away))
     record_property("effects, transactions, mails, repeated, killed, away", counts)
+    assert min(strikes.at_commit[how] for how in ("killed", "suspended")) > 0
     assert transactions < len(effects), "no jobs were done together"
     assert [pair for pair in repeats if not strikes.explain(*pair)] == []
