@@ -149,7 +149,7 @@ HARMS: list[tuple[Harm, str, str]] = [
     (stage_large_member, "index/0", r"offset 3 \(record 9\): Redis closes the connection"),
     (delete_published_journal, "things/0", "rows of the journal were deleted"),
     (delete_hole, "things/0", "before offset 5"),
-    (delete_record, "things/0", "the first is 9"),
+    (delete_record, "things/0", "the first is record 9"),
     (spoil_record, "things/0", r"offset 3 \(record 9\): Postgres cannot read it"),
 ]
 by_name = pytest.mark.parametrize(("harm", "shard", "reason"), HARMS, ids=[h[0].__name__ for h in HARMS])  # fmt: skip

@@ -340,8 +340,8 @@ def _read_after(flush: Flush, written: Iterable[Written]) -> dict[State, Values]
         if len(rows) < len(states):
             raise StagingError(
                 f"{len(states) - len(rows)} of {len(states)} rows of {mapper.class_.__name__} "
-                "that this flush has written cannot be read, which their records need: a policy "
-                "hides them from the role, or a trigger has deleted them or changed "
+                "cannot be read for the records of this flush: a policy hides them from the role, "
+                "or a trigger has deleted them or changed "
                 'their primary key. Declare the rule with capture="trigger"'
             )
         for state, values in rows.items():

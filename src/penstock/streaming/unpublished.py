@@ -186,11 +186,9 @@ def _check(
     if row.gone and not may_be_gone:
         raise DamagedJournal(
             f"{shard} offset {row.first}…{row.last}: the journal names records that are gone from "
-            "staged_records "
-            f"({row.gone}, the first is {row.first_gone}). They were deleted by something other "
-            "than Penstock, or Postgres was "
-            "restored in part; nothing after them in this shard can be published in order. See "
-            "penstock doctor"
+            f"staged_records ({row.gone:,}, the first is record {row.first_gone}). They were "
+            "deleted by something other than Penstock, or Postgres was restored in part; nothing "
+            "after them in this shard can be published in order. See penstock doctor"
         )
     if row.beyond_hole is not None:
         raise DamagedJournal(

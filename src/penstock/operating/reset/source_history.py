@@ -206,8 +206,8 @@ def _find_common(position: _AppliedPosition, state: _SourceState, tail: Offset) 
         return position.offset
     if state.epoch <= position.epoch:
         raise Refused(
-            f"{position.shard}: the source's history is another one than was applied, and still in "
-            f"epoch {state.epoch}. Open a new epoch there first: penstock reset epoch. If Redis "
+            f"{position.shard}: the source's history differs from what was applied, and is still "
+            f"in epoch {state.epoch}. Open a new epoch there first: penstock reset epoch. If Redis "
             "was emptied instead, name the last record that both have: "
             f'penstock reset source … --to "{position.shard} offset N"'
         )
