@@ -186,9 +186,9 @@ def test_a_search_for_a_key_that_takes_long_says_how_far_it_came(
 ) -> None:
     """Steps of one record, of which the first takes as long as it may."""
     set_constants("operating.tracing.causes", FIRST_IDS=1)
-    set_constants("console.pages", SEARCH_S=0.0)
+    set_constants("console.record_pages", SEARCH_S=0.0)
     cut, twin = client.get("/find?q=orders1-4").text, client.get("/find.json?q=orders1-4").json()
-    set_constants("console.pages", SEARCH_S=3600.0)
+    set_constants("console.record_pages", SEARCH_S=3600.0)
     whole = client.get("/find?q=orders1-4").text
 
     assert (twin["stories"], twin["since"] > 1) == ([], True)

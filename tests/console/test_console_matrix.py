@@ -50,7 +50,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/reconciliations": ("/reconciliations",),
     "/doctor": ("/doctor",),
     "/actions": ("/actions",),
-    "/find": ("/find", "/find?q=1", "/find?q=things/0+offset+1", "/find?q=some-key"),
+    "/find": ("/find", "/find?q=1", "/find?q=things/0+offset+1", "/find?q=some-key", "/find?q=1&payload"),
     "/act/pause": ("/act/pause?kind=consumer&name=search",),
     "/act/resume": ("/act/resume?kind=channel&name=jobs",),
     "/act/run": ("/act/run?name=sweep",),
@@ -307,7 +307,7 @@ def check_answer(address: str, answer: httpx.Response, who: str) -> None:
         assert "49" not in re.findall(r"alert\(1\).{0,40}?(49)|steal\(\).{0,40}?(49)", text)
     if who not in {"reads", "acts"}:
         assert not re.search(r"alert\(1\)|said of", text), address
-    if not (who in {"reads", "acts"} and address.endswith("?payload")):
+    if not (who in {"reads", "acts"} and address.endswith("payload")):
         assert "secret" not in text, address
     if who != "acts":
         assert "/act/" not in text, address

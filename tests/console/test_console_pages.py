@@ -27,6 +27,7 @@ from penstock.database.store import Store
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.gathering import status
+from penstock.streaming import Streamer
 
 
 @pytest.mark.usefixtures("scene")
@@ -101,6 +102,48 @@ def test_the_trace_of_a_job_a_letter_and_a_record_is_a_link_where_the_record_has
 
     assert ["traces.example" in text for text in without] == [False] * 3
     assert [link in text for text in linked] == [True] * 3
+
+
+@pytest.fixture
+def records(flow: Pipeline, connection: Connection, streamer: Streamer) -> list[str]:
+    """Three states of a key, with another key's records between them; the places of all."""
+    states = [("k", '{"fare": 1.10, "city": "Rome"}'), ("k", '{"fare": 2.20, "city": "Rome"}'), ("o", '"other"')]
+    for key, payload in [*states, ("k", '{"fare": 2.20, "city": "Oslo"}'), ("k", '{"fare": 2.20, "city": "Oslo"}')]:
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES ('things', 0, %s, 'update', 'ride', %s)",
+            (key, payload),
+        )
+    streamer.drain()
+    return [f"things/0 offset {offset}" for offset in range(1, 6)]
+
+
+def test_the_payload_of_a_record_is_compared_with_the_one_before_it_of_its_key(
+    see_as: As, records: list[str], set_constants: SetConstants, redis_client: redis.Redis
+) -> None:
+    def read(place: str) -> Any:
+        return client.get("/find.json", params={"q": place, "payload": ""}).json()["payload"]
+
+    client = see_as("see", "payloads")
+    first, second, _, fourth, fifth = map(read, records)
+    page = client.get("/find", params={"q": records[3], "payload": ""}).text
+    set_constants("console.record_pages", SEARCH_S=0.0)
+    late = read(records[3])
+    set_constants("console.record_pages", SEARCH_S=3600.0, MAX_LINES=2)
+    cut = read(records[3])
+    redis_client.xtrim("penstock:{things/0}:log", maxlen=0)
+    evicted = read(records[1])
+    hidden = see_as("see", "keys").get("/find.json", params={"q": records[3], "payload": ""}).json()["payload"]
+
+    assert (first["previous"], first["changes"]) == (None, [])
+    assert second["previous"] == records[0]
+    assert second["changes"][1:] == [" {", '   "city": "Rome",', '-  "fare": 1.10', '+  "fare": 2.20', " }"]
+    assert [line for line in fourth["changes"] if line[0] in "+-"] == ['-  "city": "Rome",', '+  "city": "Oslo",']
+    assert "<del>-  &#34;city&#34;: &#34;Rome&#34;,</del>\n<ins>+  &#34;city&#34;: &#34;Oslo&#34;,</ins>\n" in page
+    assert (fifth["previous"], fifth["changes"]) == (records[3], [])
+    assert (late["previous"], "time was up" in late["note"]) == (None, True)
+    assert (cut["payload"].count("\n"), "more characters" in cut["note"]) == (1, True)
+    assert (evicted["payload"], evicted["previous"]) == ('{\n  "city": "Rome",', records[0])
+    assert hidden is None
 
 
 def test_many_viewers_of_the_doctor_are_one_examination(see_as: As, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@
     reading          few connections for all pages, and one examination by the doctor; what a
                      visitor may not see of a status
     job_pages        the pages of jobs
+    record_pages     the page of a record
     pages            what each page shows; the same values as JSON under the same address with
                      ``.json``
     actions          what changes something: a plan, its digest, then the change, and who did it

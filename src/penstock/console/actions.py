@@ -59,9 +59,9 @@ class Plan:
     command: str  # the command that does the same
     fields: Mapping[str, str]  # identify what it is about: they are sent again
     back: str  # the page to return to
-    act: Callable[[str], object]  # carries it out, in a transaction, for a visitor of that name
-    # what remains of it after that, in steps that are transactions of their own
-    steps: Iterable[object] = ()
+    # carries it out for a visitor of that name, in steps: the first in the transaction that notes
+    # it, the others in their own, after it
+    act: Callable[[str], Iterable[object]]
     notes: tuple[str, ...] = ()  # numbers of this moment, which may change before it is carried out
     asks_reason: bool = False  # true if a reason is asked for
     confirm: str = ""  # what has to be typed, if something is destroyed; empty otherwise
@@ -135,9 +135,10 @@ class Acting:
             if form.get("confirm", "") != plan.confirm:
                 raise ChangedPlan(f"Nothing was done: type {plan.confirm} to confirm.")
             with store.transaction(plan.title):
-                plan.act(visitor.name)
+                steps = iter(plan.act(visitor.name))
+                next(steps, None)
                 note_action(store, visitor.name, plan.title, plan.command)
-            deque(plan.steps, maxlen=0)
+            deque(steps, maxlen=0)
         log.warning(
             "acted",
             action=action.name,
@@ -204,7 +205,7 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
         f"penstock {kind}s pause {name} --reason {reason}",
         {"kind": kind, "name": name},
         _page(kind, name),
-        lambda visitor: pause(store, kind, name, reason=form.get("reason", ""), by=visitor),
+        lambda visitor: [pause(store, kind, name, reason=form.get("reason", ""), by=visitor)],
         asks_reason=True,
     )
 
@@ -231,7 +232,7 @@ def _plan_resume(servers: ActingServers, form: Form) -> Plan:
         current.how_to_resume,
         {"kind": kind, "name": name},
         _page(kind, name),
-        lambda _: resume(store, kind, name),
+        lambda _: [resume(store, kind, name)],
     )
 
 
@@ -244,7 +245,7 @@ def _plan_run(servers: ActingServers, form: Form) -> Plan:
         f"penstock schedules run {name}",
         {"name": name},
         "/schedules",
-        lambda _: run_schedule(servers.store, name),
+        lambda _: [run_schedule(servers.store, name)],
     )
 
 
@@ -314,7 +315,7 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
         command + (" --parked" if letter.parked else ""),
         {name: form[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
-        lambda _: letters.request_retries(store, [letter]),
+        lambda _: [letters.request_retries(store, [letter])],
     )
 
 
@@ -361,7 +362,7 @@ def _plan_letters(
     letter_filter = replace(
         letter_filter, until=max(group.last_at for group in groups) + timedelta(microseconds=1)
     )
-    batches, unlisted = act(store, consumer, letter_filter), len(groups) - MAX_KINDS
+    unlisted = len(groups) - MAX_KINDS
     options = "".join(
         f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields
     )
@@ -384,8 +385,7 @@ def _plan_letters(
         f"--all{options}{' --apply' if verb == 'drop' else ''}",
         fields,
         f"/dead-letters?consumer={quote(consumer)}",
-        lambda _: next(batches),
-        batches,
+        lambda _: act(store, consumer, letter_filter),
     )
 
 
@@ -399,7 +399,7 @@ def _plan_drop(servers: ActingServers, form: Form) -> Plan:
         f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
         {name: form[name] for name in LETTER_FIELDS},
         f"/dead-letters?consumer={quote(letter.consumer)}",
-        lambda _: letters.drop(store, [letter]),
+        lambda _: [letters.drop(store, [letter])],
         confirm=letter.consumer,
     )
 
@@ -487,7 +487,8 @@ class _JobChange:
 
 
 def _run_later(run: Callable[[], object]) -> Iterator[object]:
-    """Makes a step of a plan, which is run when it is asked for."""
+    """Does nothing while a plan is noted, and runs in the step after it."""
+    yield
     yield run()
 
 
@@ -516,8 +517,7 @@ def _make_jobs_plan(
             **({"up_to": str(change.job_filter.up_to)} if change.job_filter.up_to else {}),
         },
         f"/jobs?{urlencode({'queue': change.queue, **({} if 'id' in filters else filters)})}",
-        lambda _: None,
-        _run_later(run),
+        lambda _: _run_later(run),
         confirm=change.confirm,
         notes=change.notes,
     )
@@ -571,7 +571,7 @@ def _plan_limit(servers: ActingServers, form: Form) -> Plan:
         change.command,
         {name: form[name] for name in ("channel", change.kind, *change.limits)},
         f"{_page('channel', change.queue)}/limits",
-        lambda _: change.apply(store),
+        lambda _: [change.apply(store)],
     )
 
 

@@ -6,10 +6,8 @@ and reasons, which may quote what a handler has said of a record.
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -17,7 +15,7 @@ from starlette.requests import Request
 from penstock.channels.channel_kinds import get_kind
 from penstock.channels.log.streams import MAX_READ
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
-from penstock.console import job_pages
+from penstock.console import job_pages, record_pages
 from penstock.console.access import Visitor
 from penstock.console.reading import HIDDEN, Page, PageContent, Reading, find_named
 from penstock.console.status_sampler import Sample
@@ -31,10 +29,9 @@ from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, ShardStatus, Status
-from penstock.operating.tracing.causes import MAX_OF_KEY, Wanted, explain, search_key, trace
+from penstock.operating.tracing.causes import trace
 from penstock.operating.worker_sessions import list_sessions
-from penstock.parsing import find_number
-from penstock.records import Offset, Place, RecordId, Shard, ShardName, is_place, parse_place
+from penstock.records import Offset, Place, RecordId, Shard, ShardName, parse_place
 
 LETTERS = 100
 """Dead letters, or results of the doctor, on a page."""
@@ -47,9 +44,6 @@ MAX_SHARDS = 64
 
 CONTENTS = 50
 """Records, messages, members, tenants or limits on a page."""
-
-SEARCH_S = 2.0
-"""Seconds for which records of a key are searched, from the newest back: no index has keys."""
 
 MAX_ROWS = 200
 """Channels, consumers, actions or reconciliations on a page."""
@@ -457,39 +451,6 @@ def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     return PageContent({"results": results[:LETTERS], "more": len(results[LETTERS:])}, results)
 
 
-def _read_find(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
-    text = request.query_params.get("q", "").strip()
-    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None, "since": None}
-    if text:
-        target: Wanted = _parse_target(text, is_key="key" in request.query_params)
-        if isinstance(target, str) and not visitor.may("keys"):
-            raise InvalidName(
-                "give a record's number, or its place such as 'rides/2 offset 4118': this visitor "
-                "may not see keys"
-            )
-        with reading.postgres() as store, reading.redis() as client:
-            if isinstance(target, str):
-                target = search_key(store, target, SEARCH_S)
-                values["since"] = (
-                    target.since if len(target.ids) < MAX_OF_KEY and target.since > 1 else None
-                )
-            with suppress(Unknown):  # the diagnosis says why
-                values["stories"] = trace(store, client, target)
-            values["diagnosis"] = explain(store, client, target)
-        values["stories"] = [job_pages.conceal_story(story, visitor) for story in values["stories"]]
-        if not visitor.may("keys"):
-            values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
-    return PageContent(values, {name: values[name] for name in ("stories", "diagnosis", "since")})
-
-
-def _parse_target(text: str, *, is_key: bool) -> RecordId | Place | str:
-    if is_key:
-        return text
-    if text.isascii() and text.isdigit() and (number := find_number(text.encode())) is not None:
-        return RecordId(number)
-    return parse_place(text) if is_place(text) else text
-
-
 def _find_class(reason: str) -> str:
     """Returns the class of an error, without its message, which may quote a record."""
     name = reason.partition(":")[0]
@@ -538,7 +499,7 @@ PAGES: Mapping[str, Page] = {
         Page("reconciliations.html", _read_reconciliations, "/reconciliations", "Reconciliations"),
         Page("doctor.html", _read_doctor, "/doctor", "Doctor", is_live=False),
         Page("actions.html", _read_actions, "/actions", "Log", is_live=False),
-        Page("find.html", _read_find, "/find", "Find", is_live=False),
+        *record_pages.PAGES,
     )
 }
 """Pages, by the path below the console's own."""

@@ -7,11 +7,11 @@ connection, and again once the server was started since; also when the log has a
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.log.log_reader import MAX_BYTES
+from penstock.channels.log.log_reader import MAX_BYTES, LogReader
 from penstock.channels.log.log_slices import LogSlice
 from penstock.channels.server import connect_redis
 from penstock.database.connections import WorkerConnection, connect_postgres
@@ -245,3 +245,30 @@ def fill(store: Store[Executor], log_slice: LogSlice, *, max_bytes: int = MAX_BY
         if max_bytes <= 0:
             return log_slice.filled(records, records[-1].offset)
     return log_slice.filled(records)
+
+
+def read_log(
+    store: Store, client: RedisClient, offsets: OffsetRange, count: int, *, backwards: bool = False
+) -> Iterator[Record]:
+    """Yields the records of a range of a log, read ``count`` at a time.
+
+    Records that Redis has evicted come from the journal.
+    """
+    shard, first, last = offsets.shard, offsets.first, offsets.last
+
+    def older(page: LogSlice) -> LogSlice:
+        with postgres_errors(f"reading {shard} from the journal"):
+            return fill(store, page)
+
+    namespace = store.scope.namespace
+    reader = LogReader(
+        client, shard.channel, shards=shard.shard + 1, namespace=namespace, older=older
+    )
+    offset = last if backwards else first
+    while first <= offset <= last:
+        page_size = min(count, 1 + (offset - first if backwards else last - offset))
+        page = reader.read(shard.shard, offset, page_size, backwards=backwards)
+        if not page:
+            return
+        yield from (record for record in page if record is not None)
+        offset = page.next

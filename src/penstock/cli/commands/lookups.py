@@ -14,8 +14,6 @@ import typer
 
 from penstock.channels.channel_kinds import get_kind
 from penstock.channels.log.follower import Follower
-from penstock.channels.log.log_reader import LogReader
-from penstock.channels.log.log_slices import LogSlice
 from penstock.channels.log.streams import extents
 from penstock.cli.command import (
     IsKey,
@@ -30,7 +28,6 @@ from penstock.cli.command import (
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.loops import Stop
 from penstock.cli.render import say, show, show_json, with_payload
-from penstock.database.driver_errors import postgres_errors
 from penstock.database.registry import registered_channels
 from penstock.display import format_count, format_seconds
 from penstock.errors import InvalidSetting, Unknown
@@ -40,13 +37,22 @@ from penstock.journal.journal_reader import (
     offsets_since,
     shards_to_compare,
 )
-from penstock.journal.journal_records import fill
+from penstock.journal.journal_records import read_log
 from penstock.operating.channels import unknown_channel
 from penstock.operating.tracing.causes import MAX_OF_KEY
 from penstock.operating.tracing.causes import explain as find_cause
 from penstock.operating.tracing.causes import trace as read_stories
 from penstock.operating.tracing.story import Diagnosis, OpenWriter, ReaderProgress, Story
-from penstock.records import Offset, Place, Record, Shard, ShardName, parse_moment, to_time
+from penstock.records import (
+    Offset,
+    OffsetRange,
+    Place,
+    Record,
+    Shard,
+    ShardName,
+    parse_moment,
+    to_time,
+)
 from penstock.settings import Settings
 
 BATCH = 1000
@@ -175,7 +181,8 @@ class _Printer:
         newest: list[Record] = []
         for shard, (oldest_offset, tail) in ends.items():
             page = BATCH if self.key is not None else min(BATCH, count)
-            records = self._read_pages(shard, oldest_offset, tail, page, backwards=True)
+            offsets = OffsetRange(shard, oldest_offset, tail)
+            records = self._read(offsets, page, backwards=True)
             newest += islice(self._select(records), count)
         newest.sort(key=lambda record: (record.staged_us, record.id))
         self._print(newest[-count:] if count else [])
@@ -186,7 +193,7 @@ class _Printer:
         positions = {}
         for shard, (oldest_offset, tail) in self._find_ends(list(starts)).items():
             first = max(Offset(starts[shard] + 1), oldest_offset)
-            self._print(self._select(self._read_pages(shard, first, tail, BATCH)))
+            self._print(self._select(self._read(OffsetRange(shard, first, tail), BATCH)))
             positions[shard] = max(tail, Offset(first - 1))
         return positions
 
@@ -197,6 +204,12 @@ class _Printer:
             for shard, records in follower.wait(positions, BLOCK_MS).items():
                 self._print(self._select(records))
                 positions[shard] = records[-1].offset
+
+    def _read(
+        self, offsets: OffsetRange, count: int, *, backwards: bool = False
+    ) -> Iterator[Record]:
+        servers = self.servers
+        return read_log(servers.store, servers.client, offsets, count, backwards=backwards)
 
     def _select(self, records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -219,32 +232,6 @@ class _Printer:
             begin = extent[shard].first
             ends[shard] = (min(first, begin) if first <= last else begin, extent[shard].tail)
         return ends
-
-    def _read_pages(
-        self, shard: ShardName, first: Offset, last: Offset, count: int, *, backwards: bool = False
-    ) -> Iterator[Record]:
-        """Yields the records of a range of offsets, read ``count`` at a time.
-
-        Records that Redis has evicted come from the journal.
-        """
-        servers, number = self.servers, shard.shard
-
-        def older(page: LogSlice) -> LogSlice:
-            with postgres_errors(f"reading {shard} from the journal"):
-                return fill(servers.store, page)
-
-        namespace = servers.store.scope.namespace
-        reader = LogReader(
-            servers.client, shard.channel, shards=number + 1, namespace=namespace, older=older
-        )
-        offset = last if backwards else first
-        while first <= offset <= last:
-            page_size = min(count, 1 + (offset - first if backwards else last - offset))
-            page = reader.read(number, offset, page_size, backwards=backwards)
-            if not page:
-                return
-            yield from (record for record in page if record is not None)
-            offset = page.next
 
 
 def format_record(record: Record, *, json: bool) -> str:
