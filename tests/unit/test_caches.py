@@ -168,7 +168,7 @@ def make_limits(tenants: dict[str, Any], keys: dict[str, Any], within: str) -> s
 
 
 def make_plan_digest(title: str, changes: tuple[str, ...], fields: dict[str, str]) -> str:
-    return Plan(title, changes, "", fields, "", lambda _: None).digest
+    return Plan(title, changes, "", fields, "", lambda _: ()).digest
 
 
 def make_tag(body: str) -> str:

@@ -245,7 +245,7 @@ def _plan_run(servers: ActingServers, form: Form) -> Plan:
         f"penstock schedules run {name}",
         {"name": name},
         "/schedules",
-        lambda _: [run_schedule(servers.store, name)],
+        lambda _: _run(lambda: run_schedule(servers.store, name)),
     )
 
 
@@ -486,9 +486,10 @@ class _JobChange:
     confirm: str = ""
 
 
-def _run_later(run: Callable[[], object]) -> Iterator[object]:
-    """Does nothing while a plan is noted, and runs in the step after it."""
-    yield
+def _run(run: Callable[[], object], *, is_later: bool = False) -> Iterator[object]:
+    """Runs in the transaction that notes a plan, or in a step after it."""
+    if is_later:
+        yield None
     yield run()
 
 
@@ -517,7 +518,7 @@ def _make_jobs_plan(
             **({"up_to": str(change.job_filter.up_to)} if change.job_filter.up_to else {}),
         },
         f"/jobs?{urlencode({'queue': change.queue, **({} if 'id' in filters else filters)})}",
-        lambda _: _run_later(run),
+        lambda _: _run(run, is_later=True),
         confirm=change.confirm,
         notes=change.notes,
     )
@@ -571,7 +572,7 @@ def _plan_limit(servers: ActingServers, form: Form) -> Plan:
         change.command,
         {name: form[name] for name in ("channel", change.kind, *change.limits)},
         f"{_page('channel', change.queue)}/limits",
-        lambda _: [change.apply(store)],
+        lambda _: _run(lambda: change.apply(store)),
     )
 
 
