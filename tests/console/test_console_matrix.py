@@ -155,7 +155,9 @@ STATES = {
             "/jobs/jobs/3?payload": ("Redis does not answer", ">unknown<", "secret", "not known:"),
         },
         statuses={  # what Redis alone knows, and an action that needs it
-            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants", "/act/retry-jobs"), 503),
+            **dict.fromkeys(
+                ("/channels/{name}/contents", "/channels/{name}/tenants", "/act/retry-jobs", "/act/move-due"), 503
+            ),
             **NOT_PAUSED,
         },
     ),

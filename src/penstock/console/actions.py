@@ -453,7 +453,8 @@ def _plan_retry_jobs(servers: ActingServers, form: Form) -> Plan:
 
 
 def _plan_move_due(servers: ActingServers, form: Form) -> Plan:
-    queue, job_filter, notes = _choose_jobs(servers, form)
+    # While Redis is away, the move would be noted, and not done.
+    queue, job_filter, notes = _choose_jobs(servers, form, asks_redis=True)
     text = _field(form, "due")
     moment = parse_moment(text)
     return _make_jobs_plan(
@@ -531,7 +532,9 @@ def _read_jobs(form: Form) -> tuple[str, JobFilter]:
     return queue, job_filter
 
 
-def _choose_jobs(servers: ActingServers, form: Form) -> tuple[str, JobFilter, tuple[str, ...]]:
+def _choose_jobs(
+    servers: ActingServers, form: Form, *, asks_redis: bool = False
+) -> tuple[str, JobFilter, tuple[str, ...]]:
     """Returns the queue, its jobs up to the newest now or in the plan that was shown, and notes.
 
     The notes say how many jobs these are now.
@@ -539,7 +542,7 @@ def _choose_jobs(servers: ActingServers, form: Form) -> tuple[str, JobFilter, tu
     queue, job_filter = _read_jobs(form)
     count, last = 0, 0
     for page in find_jobs(
-        servers.store, servers.client if job_filter.state else None, queue, job_filter
+        servers.store, servers.client if asks_redis or job_filter.state else None, queue, job_filter
     ):
         if chosen := page[: MAX_CHOSEN - count]:
             count, last = count + len(chosen), chosen[-1].id
