@@ -13,6 +13,7 @@ from benchmarks.cases import all_cases
 from benchmarks.interrupts import remember_interrupts
 from benchmarks.measuring import INTERRUPTED, Case, ContestantFailed, Interrupted, NotMeasured, compare
 from benchmarks.plot import check_matplotlib, draw, has_picture
+from benchmarks.published import PAGE, find_worse, read_ratios
 from benchmarks.report import Report, describe_machine, format_report, read_versions
 from benchmarks.servers import BenchServers
 from penstock.cli import loops
@@ -51,6 +52,13 @@ def bench(
             help="Draw throughput against backlog, and latencies, as PNG and SVG files in this directory.",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare the ratios with those of docs/reference/bench.md; exit with 1 if one is worse by more than a tenth.",
+        ),
+    ] = False,
     list_cases: Annotated[bool, typer.Option("--list", help="List the cases; measure nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -80,7 +88,11 @@ def bench(
                 _publish(report, plot, json=json)
     except KeyboardInterrupt:
         raise typer.Exit(loops.INTERRUPTED) from None
-    if report.failed:
+    *worse, summary = find_worse(report.cases, read_ratios(PAGE.read_text(encoding="utf-8")))
+    if check:
+        for line in (*worse, summary):
+            say(line)
+    if report.failed or (check and worse):
         raise typer.Exit(1)
 
 

@@ -18,6 +18,15 @@ Figures = Mapping[str, float]
 Contestant = Callable[[], Figures]
 """Prepares, runs once, and returns its figures.  Preparation is not in the figures."""
 
+
+class Marked(dict[str, float]):
+    """Figures of a run that was not quite the case's; ``mark`` says how it differed."""
+
+    def __init__(self, figures: Figures, mark: str) -> None:
+        super().__init__(figures)
+        self.mark = mark
+
+
 Better = Literal["more", "less"]
 
 PROCESSOR_TIME = "µs"
@@ -97,6 +106,7 @@ class Outcome:
         variants: Each of the variants.
         runs: Our figure in each round.
         skipped: Contestants that missed a round, and why.
+        marks: How the last run of a contestant differed from the case.
     """
 
     case: str
@@ -110,6 +120,7 @@ class Outcome:
     runs: list[float]
     skipped: dict[str, str]
     variants: dict[str, Reference] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -205,6 +216,7 @@ class _Measurement:
             runs=runs,
             skipped=self._skipped,
             variants=self._references("variant", suffix, value),
+            marks={name: run.mark for (_, name), runs in self._runs.items() for run in runs if isinstance(run, Marked)},
         )
 
     def _references(self, kind: Kind, suffix: str, ours: float) -> dict[str, Reference]:

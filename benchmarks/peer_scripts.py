@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import processor
 from benchmarks.backlogs import Backlog, fill
-from benchmarks.measuring import Contestant, Figures, NotMeasured
+from benchmarks.measuring import Contestant, Figures, Marked, NotMeasured
 from benchmarks.servers import POSTGRES_SETTINGS, BenchServers, prepare
 from penstock.embedded import EmbeddedPostgres
 
@@ -90,7 +90,9 @@ def _run_command(command: list[str], work: dict[str, str]) -> Figures:
     answer = json.loads(output.strip().splitlines()[-1])
     if "skipped" in answer:
         raise NotMeasured(answer["skipped"])
-    return {str(suffix): float(value) for suffix, value in answer.items()}
+    mark = answer.pop("mark", None)
+    figures = {str(suffix): float(value) for suffix, value in answer.items()}
+    return figures if mark is None else Marked(figures, mark)
 
 
 def parse_needs(script: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from benchmarks.measuring import Outcome
 from benchmarks.servers import BenchServers
 from penstock.cli.render import table_text
 
-PACKAGES = ("penstock", "psycopg", "sqlalchemy", "redis", "hiredis", "pyspark", "pyarrow")
+PACKAGES = ("penstock-outbox", "psycopg", "sqlalchemy", "redis", "hiredis", "pyspark", "pyarrow")
 COLUMNS = ("case", "#value", "unit", "beside", "#its value", "#ratio", "#lowest", "#highest")
 
 
@@ -81,7 +81,7 @@ def _read_field(path: str, name: str) -> str | None:
 
 
 def format_report(report: Report) -> str:
-    """The report as text: which contestants are missing, the machine, a table, and which cases were not measured."""
+    """The report as text: which contestants are missing or marked, the machine, a table, and which cases were not measured."""
     facts = [", ".join(f"{name} {value}" for name, value in each.items()) for each in (report.machine, report.versions)]
     rows = [row for outcome in report.cases for row in _make_rows(outcome)]
     text = "\n".join([*_missing_lines(report.cases), *facts, "", table_text(COLUMNS, rows)])
@@ -91,13 +91,18 @@ def format_report(report: Report) -> str:
 
 
 def _missing_lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """A line for each reason why contestants are missing, before any ratio: with them, others might be the best."""
+    """A line for each reason why contestants are missing or marked, before any ratio: with them, others might be the best."""
     missing: dict[str, dict[str, None]] = {}
+    marked: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         for name, why in outcome.skipped.items():
             missing.setdefault(why, {})[name] = None
+        for name, mark in outcome.marks.items():
+            marked.setdefault(f"{outcome.case}: {mark}", {})[name] = None
     for why, names in missing.items():
         yield f"without {', '.join(names)}: {why}"
+    for mark, names in marked.items():
+        yield f"marked {', '.join(names)}: {mark}"
 
 
 def _make_rows(outcome: Outcome) -> Iterator[tuple[object, ...]]:

@@ -262,17 +262,19 @@ def _latency(peer: Peer) -> dict[str, float]:
         output.seek(0)
         produced = json.load(output)
         relay.wait(LATE_S)
-    rate, wanted = produced["rate"], float(os.environ["PEER_RATE"])
-    if rate < KEPT_UP * wanted:
-        return {"skipped": f"the producer reached {rate:.0f} of {wanted:.0f} records/s"}  # type: ignore[dict-item]
+    wanted = float(os.environ["PEER_RATE"])
+    rate = min(wanted, produced["rate"])
     began = {int(number): at for number, at in produced["began"].items()}
     if missing := len(began) - len(arrived):
         return {"skipped": f"{missing} records did not arrive"}  # type: ignore[dict-item]
-    if (came := len(arrived) / (max(arrived.values()) - min(began.values()))) < KEPT_UP * wanted:
-        return {"skipped": f"does not keep up: {came:.0f} of {wanted:.0f} records/s arrived"}  # type: ignore[dict-item]
+    if (came := len(arrived) / (max(arrived.values()) - min(began.values()))) < KEPT_UP * rate:
+        return {"skipped": f"does not keep up: {came:.0f} of {rate:.0f} records/s arrived"}  # type: ignore[dict-item]
     counted = sorted(began)[len(began) // WARM_UP :]
     took = sorted((arrived[number] - began[number]) * 1000 for number in counted)
-    return {"": took[len(took) // 2], "-p99": took[len(took) * 99 // 100]}
+    figures = {"": took[len(took) // 2], "-p99": took[len(took) * 99 // 100]}
+    if rate < KEPT_UP * wanted:
+        figures["mark"] = f"the producer reached {rate:.0f} of {wanted:.0f} records/s"
+    return figures
 
 
 def _start_child(work: str, output: Any) -> "subprocess.Popen[bytes]":

@@ -11,7 +11,9 @@ from benchmarks.backlogs import FULL, QUICK
 from benchmarks.cases import all_cases
 from benchmarks.command import find_left_out, leave_out
 from benchmarks.interrupts import remember_interrupts
-from benchmarks.measuring import percentile
+from benchmarks.measuring import Marked, percentile
+from benchmarks.published import PAGE as PUBLISHED
+from benchmarks.published import find_worse, read_ratios
 from benchmarks.report import Report, format_report
 
 
@@ -210,3 +212,59 @@ def test_a_percentile_is_a_measured_value() -> None:
     assert percentile(values, 0.5) == 50
     assert percentile(values, 0.99) == 99
     assert percentile([], 0.5) == 0
+
+
+def test_a_run_at_another_rate_counts_and_is_marked() -> None:
+    runs: Iterator[Figures] = iter([{"": 4.0}, Marked({"": 6.0}, "the producer reached 750 of 1000 records/s")])
+    report = Report({}, {}, compare(Case("latency", "ms", "", lambda: next(runs), better="less"), rounds=2))
+
+    assert only(report.cases).value == 5.0
+    assert format_report(report).startswith("marked ours: latency: the producer reached 750 of 1000 records/s\n")
+
+
+PAGE = """
+| `drain` | records/s | ratio | |
+| --- | --- | --- | --- |
+| Penstock | 497,000 | | |
+| `xadd` alone | 244,000 | 2.0 | a script |
+| `peer` | 10 | 36 | |
+
+| `cpu` | sum | ratio |
+| --- | --- | --- |
+| `peer` | 10 | 0.2 |
+
+| case | | limit |
+| --- | --- | --- |
+| `steady` | 1 | 2 |
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "ours", "found"),
+    [
+        pytest.param("drain", 325.0, [], id="a tenth less"),
+        pytest.param(
+            "drain", 323.0, ["drain: 32.3 times peer, published 36: worse by 10%"], id="more than a tenth less"
+        ),
+        pytest.param("drain", 500.0, [], id="more is better"),
+        pytest.param("cpu", 2.2, [], id="a tenth more of what is to be little"),
+        pytest.param("cpu", 2.3, ["cpu: 0.23 times peer, published 0.2: worse by 13%"], id="more of it"),
+    ],
+)
+def test_a_ratio_that_is_worse_than_the_published_one_is_named(case: str, ours: float, found: list[str]) -> None:
+    published = read_ratios(PAGE)
+    [outcome] = compare(
+        Case(case, "", "", giving(ours), peers={"peer": giving(10.0)}, better="more" if case == "drain" else "less"), 1
+    )
+
+    assert published == {("drain", "xadd"): 2.0, ("drain", "peer"): 36.0, ("cpu", "peer"): 0.2}
+    assert [*find_worse([outcome], published)] == [*found, "1 ratio compared with bench.md, of 3 there"]
+
+
+def test_published_ratios_are_of_cases_and_contestants_that_exist() -> None:
+    with BenchServers() as servers:
+        cases = {case.name: {*case.limits, *case.peers} for case in all_cases(servers, FULL)}
+    published = read_ratios(PUBLISHED.read_text())
+
+    assert len(published) > 15
+    assert [(case, name) for case, name in published if name not in cases.get(case, set())] == []
