@@ -33,7 +33,7 @@ EXIT_CODES = (
 EXPLAINED = {get_args(each)[1].help for each in (Json, Apply)}
 """Help texts that the beginning of the page repeats."""
 
-TIME = " (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago)"
+TIME = " (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago)"
 """What the beginning of the page says of times."""
 
 NAME = re.compile(r"Name of the [\w-]+\.")
@@ -79,15 +79,15 @@ _COMMANDS = """\
 *Which commands and options are there, and what do their exit codes mean?*
 
 Data goes to stdout, messages and the log to stderr; `--json` prints data as JSON.
-A command with `--apply` only shows a plan without it (`init`: with `--roles`).
-A time is in ISO 8601, `2026-11-23T14:05+01:00`, in UTC without a zone, or `2h` for two hours ago.
+Without `--apply`, a command that takes it only shows a plan (`init`: with `--roles`).
+A time is in ISO 8601, `2026-11-23T14:05+01:00`, by default in UTC, or `2h` for two hours ago.
 SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
 
 | exit code | meaning |
 | --- | --- |
 {codes}
 
-Every command takes these [settings](settings.md) as options: {common}. *Also* lists a command's others, `--apply`, `--json`, and the names that it takes.
+Every command takes these [settings](settings.md) as options: {common}. *Also* lists a command's other settings, `--apply`, `--json`, and the names that it takes.
 
 {commands}
 """

@@ -59,7 +59,7 @@ Inspect health         doctor        Check for anything that endangers records; 
 Inspect probe          probe         Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why.
 Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs; exits with 4 if one is.
 Repair  comparisons    reconcile     Compare consumers' state with the canonical tables, while they run; exits with 4 if anything differs.
-Repair  resets         replay        Copy a range of a log, or a key, into another channel as new records; continues an interrupted replay.
+Repair  resets         replay        Copy records of a log, by range or key, into another channel as new ones; continues an interrupted replay.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
 Repair  jobs           jobs          List, show, cancel, retry or move the unfinished jobs of a queue.
 Repair  jobs           queues        List or set limits of the tenants and keys of a queue.

@@ -127,8 +127,8 @@ def reconcile(
         apply: Repair the differences; without it, nothing changes.
         whole_state: With --apply: repair the consumer's whole state in one transaction, and replace
             its position.
-        report: Write every differing key to DIR: CSV if its name ends with .csv, else Parquet, on
-            Spark.
+        report: Write every differing key to DIR: CSV if its name ends with .csv, else Parquet,
+            which needs Spark.
         values: Also show and report the rows of both sides, with all values.
         resume: With --apply: continue the repairs of an interrupted run; without one, compare
             everything.

@@ -81,7 +81,7 @@ def show_(
     id_: Annotated[int, typer.Argument(metavar="ID", min=0, help="Id of the job.")],
     json: Json = False,
 ) -> None:
-    """Show a job with its payload; for a finished job, its progress and result."""
+    """Show a job with its payload and progress; for a finished job, its result."""
     with open_connections(settings, "jobs") as servers:
         details = read_job(servers.store, servers.client, queue, id_)
     if json:
@@ -190,7 +190,7 @@ def move_due_(
     *,
     queue: QueueArgument,
     due: Annotated[
-        str, typer.Argument(metavar="TIME", help="ISO 8601, or 2h for in two hours; 0s is now.")
+        str, typer.Argument(metavar="TIME", help="ISO 8601, or a delay such as 2h; 0s is now.")
     ],
     ids: Ids = None,
     job_filter: TenantOptions,

@@ -54,8 +54,8 @@ def checkpoint(
     Args:
         consumer: Name of the consumer.
         to: The last offset that counts as applied, its place (rides/2 offset 4118), an end of the
-            journal, or a time (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours
-            ago): records staged since are applied again.
+            journal, or a time (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago):
+            records staged since are applied again.
         resume: Resume halted shards.
     """
     if to is None and not resume:
@@ -349,15 +349,15 @@ def replay(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Copy a range of a log, or a key, into another channel as new records; continues an
+    """Copy records of a log, by range or key, into another channel as new ones; continues an
     interrupted replay.
 
     Args:
         channel: The log whose records are copied.
         target: The target log, queue or Ick. A queue takes the key as tenant, an Ick as member.
-        start: The first offset of each shard, a place, or a time (2026-11-23T14:05+01:00, UTC
-            without a zone, or 2h for two hours ago): only records staged then or later. By default
-            the oldest record kept.
+        start: The first offset of each shard, a place, or a time (2026-11-23T14:05+01:00, by
+            default UTC, or 2h for two hours ago): only records staged then or later. By default the
+            oldest record kept.
         until: The last offset, or a time: only records staged before it. By default the newest
             record when the replay begins.
         key: Only records of this key.
