@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any, cast
 
@@ -15,9 +15,9 @@ from penstock.channels.queue.queue_messages import Message
 from penstock.clients import Lease
 from penstock.consuming.delivery import Counts
 from penstock.consuming.queue.inbox import ThreadInbox
-from penstock.consuming.queue.job_deliverer import RetryStates, released
+from penstock.consuming.queue.job_deliverer import RetryStates
 from penstock.consuming.queue.job_notes import MAX_ATTEMPTS, MAX_NOTES, OWN_RETRY_S, JobCounts, JobNotes
-from penstock.consuming.queue.outbox import Ended, Outbox
+from penstock.consuming.queue.outbox import Ended, Outbox, released
 from penstock.consuming.queue.prefetch import Prefetch, find_working
 from penstock.consuming.queue.worker_slots import HungSlots, Slot, TransactionSlot
 from penstock.declaring.declarations import WorkerSpec
@@ -63,11 +63,11 @@ class Host:
         deliverer = cast("Any", self)
         self.slots.append(TransactionSlot(make_worker(), deliverer, self._outbox))
 
-    def deliver_all(self, leases: Sequence[Lease], put: Callable[[Sequence[Ended]], None]) -> None:
+    def deliver_all(self, leases: Sequence[Lease]) -> Iterator[Sequence[Ended]]:
         for lease in leases:
             self.exiting = lease
             lease.begin()
-            put([self._deliver(lease)])
+            yield [self._deliver(lease)]
 
     def close(self, slots: int, wait_s: float) -> None:
         """Nothing runs."""

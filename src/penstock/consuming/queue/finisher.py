@@ -18,15 +18,8 @@ import structlog
 
 from penstock.consuming.delivery import Conflict, Unavailable
 from penstock.consuming.failures import NotApplied
-from penstock.consuming.queue.job_deliverer import (
-    InThread,
-    JobDeliverer,
-    SharedParts,
-    finished,
-    released,
-    stale,
-)
-from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox
+from penstock.consuming.queue.job_deliverer import InThread, JobDeliverer, SharedParts
+from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox, finished, released, stale
 from penstock.consuming.queue.prefetch import Prefetch
 from penstock.database.driver_errors import LOCK_NOT_AVAILABLE, describe, sqlstate
 from penstock.errors import ServerUnavailable
@@ -127,7 +120,7 @@ class Finisher:
             if handled.error is not None or not self._parts.may_begin(job) or job.is_cancelled:
                 endings.append(self._end_alone(handled))
             elif handled.lease.is_stale or handled.took_s > self._parts.worker.limit:
-                endings.append(stale(handled))
+                endings.append(stale(handled.lease))
             else:
                 returned.append(handled)
         self._outbox.put_all(endings)
@@ -220,7 +213,7 @@ class Finisher:
         return [alive for part in parts if (alive := self._leave_out_stale(part))]
 
     def _leave_out_stale(self, part: Sequence[HandledJob]) -> list[HandledJob]:
-        self._outbox.put_all([stale(handled) for handled in part if handled.lease.is_stale])
+        self._outbox.put_all([stale(handled.lease) for handled in part if handled.lease.is_stale])
         return [handled for handled in part if not handled.lease.is_stale]
 
     def _give_up(self, part: Sequence[HandledJob]) -> None:

@@ -9,7 +9,7 @@ and each of the others is attempted alone, which decides about it.  So a failure
 for none of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 import psycopg
 import structlog
 
-from penstock.channels.queue.leases import pause_s
 from penstock.channels.queue.queue_reader import Lease
 from penstock.consuming.deliverer import (
     MAX_PAUSE_S,
@@ -51,7 +50,16 @@ from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
 from penstock.consuming.queue.job_notes import JobNotes
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
-from penstock.consuming.queue.outbox import Ended, HandledJob
+from penstock.consuming.queue.outbox import (
+    Ended,
+    HandledJob,
+    applied,
+    ended,
+    put_back,
+    released,
+    retried,
+    stale,
+)
 from penstock.consuming.transaction import Planner
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import (
@@ -178,7 +186,8 @@ class SharedParts:
 
 
 _Parts = Sequence[Sequence[Lease]]
-_Put = Callable[[Sequence[Ended]], None]
+_Ends = Generator[Sequence[Ended], None, _Parts]
+"""Yields jobs that have ended; returns the others, in the parts to be attempted now."""
 
 
 class JobDeliverer:
@@ -196,36 +205,33 @@ class JobDeliverer:
         self._conflicts = 0
         self.exiting: Lease | None = None  # of the job whose handler has raised ``HandlerExited``
 
-    def deliver_all(self, leases: Sequence[Lease], put: _Put) -> None:
-        """Attempts jobs, several in a transaction, until each has ended; ``put`` takes the ends."""
+    def deliver_all(self, leases: Sequence[Lease]) -> Iterator[Sequence[Ended]]:
+        """Attempts jobs, several in a transaction; yields them as they end."""
         parts: _Parts = [leases]
         self._conflicts, is_first = 0, True
-        while parts := self._leave_out_stale(parts, put):
+        while parts := (yield from self._leave_out_stale(parts)):
             if not is_first and self._waiter.pause(0):
-                put([released(lease) for lease in chain(*parts)])
+                yield [released(lease) for lease in chain(*parts)]
                 return
             for lease in chain(*parts):  # limit is the time of one attempt
                 lease.begin()
             part, *others = parts
-            parts = [*self._attempt(part, put), *others]
-            is_first = False
+            remaining = yield from self._attempt(part)
+            parts, is_first = [*remaining, *others], False
 
     @staticmethod
-    def _leave_out_stale(parts: _Parts, put: _Put) -> _Parts:
-        if endings := [Ended(lease, _STALE, None) for lease in chain(*parts) if lease.is_stale]:
-            put(endings)
+    def _leave_out_stale(parts: _Parts) -> _Ends:
+        if endings := [stale(lease) for lease in chain(*parts) if lease.is_stale]:
+            yield endings
         return [
             valid for part in parts if (valid := [lease for lease in part if not lease.is_stale])
         ]
 
-    def _attempt(self, part: Sequence[Lease], put: _Put) -> _Parts:
-        """Attempts jobs once, or one until it has ended.
-
-        Returns the parts that are to be attempted now.
-        """
+    def _attempt(self, part: Sequence[Lease]) -> _Ends:
+        """Attempts jobs once, or one until it has ended."""
         if len(part) == 1:
             [self.exiting] = part
-            put([self.deliver(part[0])])
+            yield [self.deliver(part[0])]
             return []
         begun_at = monotonic()
         jobs = {
@@ -238,7 +244,7 @@ class JobDeliverer:
                 [*jobs.values()], lambda: self._find_lost(jobs)
             )
         except NotApplied as failed:
-            return self._after_together(jobs, failed, put)
+            return (yield from self._after_together(jobs, failed))
         except HandlerExited:
             self.exiting = part[self.transaction.culprit or 0]
             raise
@@ -248,7 +254,7 @@ class JobDeliverer:
         for job in jobs.values():
             self._states.waiting.pop(_shard(job), None)
         took_s = (monotonic() - begun_at) / len(part)
-        put([_applied(lease, took_s) for lease in part])
+        yield [applied(lease, took_s) for lease in part]
         return []
 
     def _may_join(self, job: Job[Any] | None, lease: Lease) -> TypeGuard[Job[Any]]:
@@ -273,12 +279,10 @@ class JobDeliverer:
         )
         return divide(part, sizes)
 
-    def _after_together(
-        self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put
-    ) -> _Parts:
-        """Decides about jobs that have failed together; returns the parts to be attempted now."""
+    def _after_together(self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied) -> _Ends:
+        """Decides about jobs that have failed together."""
         if isinstance(failed.error, HandlerCommitted):
-            return self._end_committed(jobs, failed, put)
+            return (yield from self._end_committed(jobs, failed))
         match failed.outcome:
             case Conflict() if self._conflicts < MAX_CONFLICTS:
                 self._conflicts += 1
@@ -287,7 +291,7 @@ class JobDeliverer:
                 )
                 return [[*jobs]]
             case Unavailable() if self.transaction.culprit is None:
-                put([self._wait_for_server(lease, job, failed) for lease, job in jobs.items()])
+                yield [self._wait_for_server(lease, job, failed) for lease, job in jobs.items()]
                 return []
             case _:
                 return self._divide([*jobs])
@@ -298,9 +302,7 @@ class JobDeliverer:
         waits = state.waits + 1
         return self._put_back(lease, replace(state, waits=waits), failed, server_pause_s(waits))
 
-    def _end_committed(
-        self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied, put: _Put
-    ) -> _Parts:
+    def _end_committed(self, jobs: Mapping[Lease, Job[Any]], failed: NotApplied) -> _Ends:
         """Halts the shard of a handler that has committed.
 
         The jobs until then have their effects, and are finished.  If nobody knows which handler it
@@ -325,7 +327,7 @@ class JobDeliverer:
             )
         halting = leases[culprit or 0]
         halted = self._note_halted(halting, self._halt(halting, jobs[halting], text, failed.kind))
-        put([*(_ended(lease, _APPLIED, "done") for lease in committed[:-1]), halted])
+        yield [*(ended(lease, Counts(applied=1), "done") for lease in committed[:-1]), halted]
         return [[lease for lease in leases if lease not in {*committed, halting}]]
 
     def _finish_committed(self, jobs: Sequence[Job[Any]]) -> None:
@@ -367,7 +369,7 @@ class JobDeliverer:
 
     def _refuse(self, lease: Lease, job: Job[Any] | None) -> Ended:
         if job is None:
-            return _ended(lease, Counts(dead=1), "dead", reason="it is not a record of a pipeline")
+            return ended(lease, Counts(dead=1), "dead", reason="it is not a record of a pipeline")
         attempts = self._worker.attempts
         why = (
             f"handed over {format_count(attempts, 'time')}, and never settled: its handler hung, "
@@ -388,7 +390,7 @@ class JobDeliverer:
             return self._settle(lease, job, error, state)
         assert error is not None
         following = self._after(lease, job, state, NotApplied(find_outcome(error), error))
-        return following if isinstance(following, Ended) else _back(lease)
+        return following if isinstance(following, Ended) else put_back(lease)
 
     def _deliver(self, lease: Lease, job: Job[Any]) -> Ended:
         state = self._states.take(lease)
@@ -427,17 +429,17 @@ class JobDeliverer:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(1)
                 self._states.waiting.pop(_shard(job), None)
-                return _ended(lease, Counts(applied=1), "done")
+                return ended(lease, Counts(applied=1), "done")
             case Ending.REPEATED:
-                return _ended(lease, Counts(skipped=1), "done")
+                return ended(lease, Counts(skipped=1), "done")
             case Snooze():
-                return _ended(lease, Counts(snoozed=1), "snooze", delay_s=outcome.after_s)
+                return ended(lease, Counts(snoozed=1), "snooze", delay_s=outcome.after_s)
             case DeadLetter() if not job.is_cancelled:
                 return self._dead_letter(lease, job, reason(outcome), job.attempts, "DeadLetter")
             case Cancel() | DeadLetter():
                 return self._cancel(lease, job, state)
             case _:
-                return Ended(lease, Counts(stale=1), None)
+                return stale(lease)
 
     def _cancel(self, lease: Lease, job: Job[Any], state: RetryState) -> Ended:
         """Finishes a job without an effect.
@@ -453,8 +455,8 @@ class JobDeliverer:
                 return self._put_back(lease, state, failed, MAX_PAUSE_S)
             return self._halt(lease, job, f"could not be cancelled: {failed.reason}", failed.kind)
         if ending is Ending.STALE:
-            return Ended(lease, Counts(stale=1), None)
-        return _ended(
+            return stale(lease)
+        return ended(
             lease, Counts(cancelled=1) if ending is Ending.APPLIED else Counts(skipped=1), "done"
         )
 
@@ -475,7 +477,7 @@ class JobDeliverer:
             ):
                 return self._put_back(lease, next_state, failed, after_s)
             case Retry(after_s, next_state):
-                return _back(lease) if self._waiter.pause(spread(after_s)) else next_state
+                return put_back(lease) if self._waiter.pause(spread(after_s)) else next_state
             case PassItem():
                 return self._cancel(lease, job, state)
             case Halt(attempts):
@@ -501,7 +503,7 @@ class JobDeliverer:
                 ShardName(self._worker.channel.name, Shard(lease.message.shard))
             ] = failed
         log.debug("job put back", consumer=self._worker.name, error=type(failed.error).__name__)
-        return _back(lease, after_s)
+        return put_back(lease, after_s)
 
     def _dead_letter(
         self, lease: Lease, job: Job[Any], why: str, attempts: int, kind: str
@@ -521,15 +523,15 @@ class JobDeliverer:
         except psycopg.Error as error:
             return self._halt(lease, job, f"could not be dead-lettered: {reason(error)}", kind)
         if written is None:
-            return Ended(lease, Counts(stale=1), None)
+            return stale(lease)
         if written.halted is not None and not written.is_written:
-            return _back(lease, halted=written.halted)
+            return put_back(lease, halted=written.halted)
         if written.is_written:
             names = self._worker.name, job.channel, job.shard, kind
             self.transaction.observers(DeadLettered(*names))
             if written.halted is not None:
                 self.transaction.observers(ShardHalted(*names))
-        ending = _ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
+        ending = ended(lease, Counts(dead=1) if written.is_written else Counts(skipped=1), "done")
         return replace(ending, halted=written.halted, error=kind)
 
     def _halt(self, lease: Lease, job: Job[Any], why: str, kind: str) -> Ended:
@@ -540,7 +542,7 @@ class JobDeliverer:
         except NotApplied as failed:  # it fails again, and halts then
             return self._put_back(lease, self._states.take(lease), failed, MAX_PAUSE_S)
         self.transaction.observers(ShardHalted(self._worker.name, job.channel, job.shard, kind))
-        return _back(lease, halted=text)
+        return put_back(lease, halted=text)
 
     def _write(self, shard: ShardName, plan: Planner[Result]) -> Result:
         """Writes to a checkpoint's row, as soon as nobody else does."""
@@ -549,51 +551,3 @@ class JobDeliverer:
 
 def _shard(job: Job[Any]) -> ShardName:
     return ShardName(job.channel, job.shard)
-
-
-def _ended(lease: Lease, counts: Counts, outcome: str, **options: Any) -> Ended:
-    return Ended(lease, counts, lease.held.settlement(outcome, **options))
-
-
-_APPLIED, _SKIPPED, _STALE = Counts(applied=1), Counts(skipped=1), Counts(stale=1)
-
-
-def _applied(lease: Lease, took_s: float) -> Ended:
-    """Ends one of several jobs that were committed together, after its part of their time."""
-    settlement = lease.held.settlement("done", seconds=took_s)
-    return Ended(lease, _APPLIED, settlement, at=lease.held.begun_at + took_s)
-
-
-def finished(handled: HandledJob, *, is_new: bool) -> Ended:
-    """Ends a job whose record was finished: now, or before."""
-    settlement = handled.lease.held.settlement("done", seconds=handled.took_s)
-    return Ended(handled.lease, _APPLIED if is_new else _SKIPPED, settlement, at=handled.at)
-
-
-def skipped(lease: Lease) -> Ended:
-    """Ends a job that was finished or cancelled before its handler was called."""
-    return Ended(lease, _SKIPPED, lease.held.settlement("done", seconds=0.0))
-
-
-def stale(handled: HandledJob) -> Ended:
-    """Ends a job that another worker may have: nothing was written."""
-    return Ended(handled.lease, _STALE, None, at=handled.at)
-
-
-def _back(lease: Lease, after_s: float = 0.0, halted: str | None = None) -> Ended:
-    """Puts a job back for no fault of its own."""
-    settlement = lease.held.settlement("snooze", delay_s=after_s)
-    return Ended(lease, Counts(), settlement, halted, comes_back=halted is None)
-
-
-def released(lease: Lease) -> Ended:
-    """Gives a job back as if it had not been handed over."""
-    return _ended(lease, Counts(), "release")
-
-
-def retried(lease: Lease, worker: WorkerSpec, error: str) -> Ended:
-    """Puts a job back after a failed attempt."""
-    settlement = lease.held.settlement(
-        "retry", delay_s=pause_s(lease.message.attempts, worker.backoff)
-    )
-    return Ended(lease, Counts(retried=1), settlement, comes_back=True, error=error)

@@ -14,9 +14,11 @@ from threading import Condition
 from time import monotonic
 from typing import Any
 
+from penstock.channels.queue.leases import pause_s
 from penstock.channels.queue.queue_reader import Lease
 from penstock.channels.queue.shard import Settlement
 from penstock.consuming.delivery import Counts
+from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Job
 from penstock.errors import ServerReplaced, ServerUnavailable
 
@@ -53,6 +55,54 @@ class HandledJob:
     result: str | None = None  # as JSON, if the handler has set one
     took_s: float = 0.0  # how long it took, in seconds
     at: float = field(default_factory=monotonic)  # monotonic time when it returned, in seconds
+
+
+def ended(lease: Lease, counts: Counts, outcome: str, **options: Any) -> Ended:
+    """Ends a job as its queue settles it."""
+    return Ended(lease, counts, lease.held.settlement(outcome, **options))
+
+
+def applied(lease: Lease, took_s: float) -> Ended:
+    """Ends one of several jobs that were committed together, after its part of their time."""
+    settlement = lease.held.settlement("done", seconds=took_s)
+    return Ended(lease, Counts(applied=1), settlement, at=lease.held.begun_at + took_s)
+
+
+def finished(handled: HandledJob, *, is_new: bool) -> Ended:
+    """Ends a job whose record was finished: now, or before."""
+    settlement = handled.lease.held.settlement("done", seconds=handled.took_s)
+    return Ended(
+        handled.lease, Counts(applied=1) if is_new else Counts(skipped=1), settlement, at=handled.at
+    )
+
+
+def skipped(lease: Lease) -> Ended:
+    """Ends a job that was finished or cancelled before its handler was called."""
+    return Ended(lease, Counts(skipped=1), lease.held.settlement("done", seconds=0.0))
+
+
+def stale(lease: Lease) -> Ended:
+    """Ends a job that another worker may have: nothing was written."""
+    return Ended(lease, Counts(stale=1), None)
+
+
+def put_back(lease: Lease, after_s: float = 0.0, halted: str | None = None) -> Ended:
+    """Puts a job back for no fault of its own."""
+    settlement = lease.held.settlement("snooze", delay_s=after_s)
+    return Ended(lease, Counts(), settlement, halted, comes_back=halted is None)
+
+
+def released(lease: Lease) -> Ended:
+    """Gives a job back as if it had not been handed over."""
+    return ended(lease, Counts(), "release")
+
+
+def retried(lease: Lease, worker: WorkerSpec, error: str) -> Ended:
+    """Puts a job back after a failed attempt."""
+    settlement = lease.held.settlement(
+        "retry", delay_s=pause_s(lease.message.attempts, worker.backoff)
+    )
+    return Ended(lease, Counts(retried=1), settlement, comes_back=True, error=error)
 
 
 class Outbox:

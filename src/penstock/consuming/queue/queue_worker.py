@@ -26,9 +26,9 @@ from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.queue.acknowledger import Acknowledger
 from penstock.consuming.queue.finisher import Finisher
 from penstock.consuming.queue.job_dead_letters import JobDeadLetters
-from penstock.consuming.queue.job_deliverer import RetryStates, SharedParts, released, skipped
+from penstock.consuming.queue.job_deliverer import RetryStates, SharedParts
 from penstock.consuming.queue.job_notes import JobCounts, JobNotes
-from penstock.consuming.queue.outbox import Outbox
+from penstock.consuming.queue.outbox import Outbox, released, skipped
 from penstock.consuming.queue.prefetch import Prefetch, find_working
 from penstock.consuming.queue.worker_slots import HungSlots, make_slots
 from penstock.consuming.transaction import HandlerTransaction

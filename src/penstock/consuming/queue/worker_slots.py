@@ -21,16 +21,9 @@ from penstock.consuming.failures import is_exit
 from penstock.consuming.handler import JobCaller, exit_text, note_tasks, task_error_log
 from penstock.consuming.queue.finisher import Finisher
 from penstock.consuming.queue.inbox import Inbox, TaskInbox, ThreadInbox
-from penstock.consuming.queue.job_deliverer import (
-    InThread,
-    JobDeliverer,
-    SharedParts,
-    Waiter,
-    released,
-    retried,
-)
+from penstock.consuming.queue.job_deliverer import InThread, JobDeliverer, SharedParts, Waiter
 from penstock.consuming.queue.job_transaction import encode_result
-from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox
+from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox, released, retried
 from penstock.consuming.queue.prefetch import find_working
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Job
@@ -90,7 +83,8 @@ class TransactionSlot:
         """Delivers jobs, in one transaction if there are several and none of them fails."""
         self.leases = leases
         try:
-            self._deliverer.deliver_all(leases, self._put)
+            for jobs in self._deliverer.deliver_all(leases):
+                self._put(jobs)
         except BaseException as failure:  # noqa: BLE001  the worker's own thread waits, or raises it again
             self._put(self._end_failed(failure))
 
