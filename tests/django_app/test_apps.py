@@ -22,8 +22,8 @@ from penstock.errors import DeclarationError, TriggerMissing
     [
         ({}, "which pipeline"),
         ({"PIPELINE": "accounts_events:plain"}, "accounts_events:plain is a Pipeline: declare it as a"),
-        ({"PIPELINE": "accounts_events:lite"}, "using='lite' is no Postgres"),
-        ({"PIPELINE": "accounts_events:nowhere"}, "using='nowhere' is no Postgres"),
+        ({"PIPELINE": "accounts_events:lite"}, "using='lite' is not a Postgres"),
+        ({"PIPELINE": "accounts_events:nowhere"}, "using='nowhere' is not a Postgres"),
     ],
 )
 def test_a_setting_that_names_no_pipeline_of_django_is_an_error(

@@ -423,6 +423,7 @@ NOT_COUNTING = {
     *("dead-letters drop", "dead-letters retry", "jobs cancel", "jobs move-due", "jobs retry", "queues limit"),
     *(f"consumers {verb}" for verb in ("pause", "rename", "resume", "retire")),
     *(f"channels {verb}" for verb in ("adopt", "pause", "reshard", "resume", "retire")),
+    *(f"schedules {verb}" for verb in ("pause", "resume", "run")),
     *(f"reset {what}" for what in ("checkpoint", "epoch", "ick", "source")),
 }
 

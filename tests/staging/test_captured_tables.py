@@ -211,13 +211,13 @@ LATER = {
     "a detached partition": (
         "partitioned",
         ["ALTER TABLE readings DETACH PARTITION readings_1"],
-        "readings_1 is no part",
+        "readings_1 is no longer a part",
     ),
-    "a dropped partition": ("partitioned", ["DROP TABLE readings_1"], "readings_1 is no part"),
+    "a dropped partition": ("partitioned", ["DROP TABLE readings_1"], "readings_1 is no longer a part"),
     "a detached subtree": (
         "partitioned",
         ["ALTER TABLE readings DETACH PARTITION readings_2"],
-        "readings_2_rest is no part",
+        "readings_2_rest is no longer a part",
     ),
     "a child whose trigger is disabled": (
         "inherited",
@@ -234,7 +234,11 @@ LATER = {
         ["ALTER TABLE readings_1 DISABLE TRIGGER ALL", ENABLE_ROW_TRIGGER],
         "TRUNCATE of public.readings_1",
     ),
-    "a child that inherits no more": ("inherited", ["ALTER TABLE child NO INHERIT readings"], "child is no part"),
+    "a child that inherits no more": (
+        "inherited",
+        ["ALTER TABLE child NO INHERIT readings"],
+        "child is no longer a part",
+    ),
 }
 
 

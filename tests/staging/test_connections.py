@@ -272,7 +272,7 @@ def test_django_in_autocommit_mode_or_on_another_database_is_refused(
     try:
         with pytest.raises(StagingError, match=r"AUTOCOMMIT.*transaction.atomic"):
             stage(db.connection, to=LOG, **RECORD, data=None, pipeline=PIPELINE)
-        with pytest.raises(NotAttached, match="'lite' is of sqlite"):
+        with pytest.raises(NotAttached, match="'lite' is to sqlite"):
             stage(db.connections["lite"], to=LOG, **RECORD, data=None, pipeline=PIPELINE)
     finally:
         db.connections.close_all()

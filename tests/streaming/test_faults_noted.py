@@ -43,7 +43,7 @@ def test_one_record_that_has_lost_its_offset_is_missed(connection: Connection, t
         "RETURNING shard, record_ids[1]"
     ).fetchall()
 
-    with pytest.raises(DamagedJournal, match=rf"1 record .* \(the first is record {record}\)"):
+    with pytest.raises(DamagedJournal, match=rf"1 record \(the first is record {record}\)"):
         check_missed(Store(connection), ShardName(things.name, Shard(number)))
 
 

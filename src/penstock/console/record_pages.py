@@ -19,6 +19,7 @@ from penstock.console.access import Visitor
 from penstock.console.job_pages import conceal_story
 from penstock.console.reading import HIDDEN, Page, PageContent, Reading
 from penstock.database.store import Store
+from penstock.display import format_count
 from penstock.errors import InvalidName, PenstockError, Unknown
 from penstock.journal.journal_records import read_log
 from penstock.operating.tracing.causes import MAX_OF_KEY, Wanted, explain, search_key, trace
@@ -128,7 +129,8 @@ def _format(record: Record) -> tuple[str, str]:
     whole = format_json(text, indent=2)
     shown = "\n".join(whole[:MAX_CHARACTERS].splitlines()[:MAX_LINES])
     cut = len(whole) - len(shown)
-    return shown, f"{cut:,} more characters are neither shown nor compared." if cut > 0 else ""
+    note = f"The last {format_count(cut, 'character')} of it are neither shown nor compared."
+    return shown, note if cut > 0 else ""
 
 
 PAGES: tuple[Page, ...] = (Page("find.html", _read_find, "/find", "Find", is_live=False),)
