@@ -1,10 +1,10 @@
 -- Makes room in a log: evicts its oldest entries, whether they have been read or not.  The newest one stays.
 -- includes: log/_entry
 -- keys: stream
--- args: most:int, goal:int, underway...
+-- args: max_bytes:int, goal:int, underway...
 -- returns: {"room", taken, evicted} | {"broken", found}
 --
--- Nothing happens while the stream takes at most `most` bytes; beyond it, entries go until it takes about `goal` bytes.
+-- Nothing happens while the stream takes at most `max_bytes` bytes; beyond it, entries go until it takes about `goal` bytes.
 -- Both are less by what is under way to the log: `underway` is the last offset and the size of each batch that the caller
 -- has sent, and may be in the log already.
 -- `taken` is the server's own count, of all nodes.  Entries that have left a node half empty do not lessen it.
@@ -49,7 +49,7 @@ for i = underway, #ARGV, 2 do
 end
 
 local taken, evicted, left = measure(), 0, A_CALL
-local limit = most
+local limit = max_bytes
 while taken + coming > limit and left > 0 do
   limit = goal
   local keep, bytes = find_oldest_to_keep(math.min(left, taken + coming - limit + A_NODE))

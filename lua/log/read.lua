@@ -1,11 +1,11 @@
 -- Reads the entries that hold a range of offsets, and where the log begins and ends, all at one moment.
 -- includes: log/_epochs
 -- keys: stream, newest_epoch, ends
--- args: offset:int, count:int, backwards:int, most_bytes:int, seen:int, identity, seen_epoch
+-- args: offset:int, count:int, backwards:int, max_bytes:int, seen:int, identity, seen_epoch
 -- returns: {"read", epoch, first, tail, low, high, {entry...}} | {"lost", epoch, first, tail} | {"broken", found}
 --
 -- The range begins at `offset` and holds `count` offsets; with `backwards` it ends there, or at the tail.  The reply says
--- which offsets it covers, `low` to `high`: fewer if the log ends, or if the entries have more than `most_bytes`, of which
+-- which offsets it covers, `low` to `high`: fewer if the log ends, or if the entries have more than `max_bytes`, of which
 -- the first is returned whatever its size.  An offset that it covers and no entry holds has been evicted.
 -- `seen` is the last offset that the caller has read, and `identity` that record, as "id time": if the log ends before, or
 -- has another record there (unless `identity` is empty), it is not what it was; nor if an epoch since `seen_epoch`, that of the
@@ -41,7 +41,7 @@ local function add(entry)
     return not refusal
   elseif begin > high then
     return backwards == 1
-  elseif #found > 0 and bytes >= most_bytes then
+  elseif #found > 0 and bytes >= max_bytes then
     if backwards == 1 then
       low = found[#found].begin
     else
@@ -58,12 +58,12 @@ local function add(entry)
   return last < high
 end
 
--- How many entries to read next: as many as are needed, if they go on like those before, and no more than `most_bytes`.
+-- How many entries to read next: as many as are needed, if they go on like those before, and no more than `max_bytes`.
 local function plan(left)
   if #found == 0 then
     return 1
   end
-  local fitting = math.floor((most_bytes - bytes) * #found / math.max(1, bytes))
+  local fitting = math.floor((max_bytes - bytes) * #found / math.max(1, bytes))
   return math.max(1, math.min(math.ceil(left * #found / records), fitting, ENTRIES_A_READ))
 end
 

@@ -69,9 +69,9 @@ local function delete_pin(name)
 end
 
 -- Deletes records whose time is over, at most so many; a score that is too early is put right.
-local function reap(most)
+local function reap(limit)
   local over = 0
-  for _, name in ipairs(redis.call("ZRANGEBYSCORE", times, "-inf", string.format("%.0f", now), "LIMIT", 0, most)) do
+  for _, name in ipairs(redis.call("ZRANGEBYSCORE", times, "-inf", string.format("%.0f", now), "LIMIT", 0, limit)) do
     local pin = read_pin(name)
     if pin then
       redis.call("ZADD", times, pin.deadline, name)

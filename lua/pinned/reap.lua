@@ -1,10 +1,10 @@
 -- Delete pins whose time is over; samples are put back where `times` finds them.
 -- includes: pinned/_pins
 -- keys: pins, times, counter
--- args: most:int
+-- args: limit:int
 -- returns: {"reaped", over} | {"foreign", key}
 --
--- A record is missing in `times` only if something else has deleted or evicted that key.  Cost: O(most × log pins).
+-- A record is missing in `times` only if something else has deleted or evicted that key.  Cost: O(limit × log pins).
 
 local SAMPLE = 5
 local found = redis.call("HRANDFIELD", pins, SAMPLE)
@@ -14,4 +14,4 @@ for _, name in ipairs(found) do
     redis.call("ZADD", times, deadline_in(redis.call("HGET", pins, name)), name)
   end
 end
-return {"reaped", reap(most)}
+return {"reaped", reap(limit)}

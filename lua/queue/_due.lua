@@ -74,11 +74,11 @@ local function move_due()
 end
 
 -- Forgets idle tenants that have nothing left to pay.
-local function forget_drained(most, is_busy)
+local function forget_drained(limit, is_busy)
   if not is_busy and redis.call("ZCARD", drained) > 0 and redis.call("EXISTS", waiting, leases) == 0 then
     queue.virtual_time = math.max(queue.virtual_time, number(redis.call("ZREVRANGE", drained, 0, 0, "WITHSCORES")[2]))
   end
-  local paid, forgotten, listed = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.virtual_time, "LIMIT", 0, most), {}, {}
+  local paid, forgotten, listed = redis.call("ZRANGEBYSCORE", drained, "-inf", queue.virtual_time, "LIMIT", 0, limit), {}, {}
   fetch_accounts(paid)
   for _, tenant in ipairs(paid) do
     local account = not used[tenant] and tenant_account(tenant)

@@ -31,10 +31,10 @@ local function clear_finished()
 end
 
 -- A finished message is remembered for a minute, so that one that is written again after a lost reply is known.
-local function forget_finished(most)
-  local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", now - KEEP_FINISHED), "LIMIT", 0, most)
+local function forget_finished(limit)
+  local old = redis.call("ZRANGEBYSCORE", finished, "-inf", string.format("%.0f", now - KEEP_FINISHED), "LIMIT", 0, limit)
   if #old == 0 and redis.call("ZCARD", finished) > MOST_FINISHED then
-    old = redis.call("ZRANGE", finished, 0, most)
+    old = redis.call("ZRANGE", finished, 0, limit)
   end
   if #old > 0 then
     redis.call("HDEL", messages, unpack(old))

@@ -33,9 +33,9 @@ local function write_message(is_numbered, id, tenant, key, hand, due, deadline, 
     return (redis.call("ZSCORE", windows, unique) and "windowed " or "duplicate ") .. other
   end
   local account = tenant_account(tenant)
-  local most = account.limits.bytes
-  if most and account.bytes + #payload > most then
-    return string.format("full %.0f %.0f", account.bytes, most)
+  local max_bytes = account.limits.bytes
+  if max_bytes and account.bytes + #payload > max_bytes then
+    return string.format("full %.0f %.0f", account.bytes, max_bytes)
   end
   queue.sequence = queue.sequence + 1
   local record = {

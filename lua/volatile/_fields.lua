@@ -93,8 +93,8 @@ local function rehearse(needs_memory)
 end
 
 -- Deletes fields whose time is over, at most so many.
-local function reap(most)
-  local over = redis.call("ZRANGEBYSCORE", times, "-inf", as_score(now), "LIMIT", 0, most)
+local function reap(limit)
+  local over = redis.call("ZRANGEBYSCORE", times, "-inf", as_score(now), "LIMIT", 0, limit)
   if #over > 0 then
     redis.call("HDEL", fields, unpack(over))
     redis.call("ZREM", times, unpack(over))

@@ -1,11 +1,11 @@
 -- Delete fields whose time is over, and samples of what has no deadline or no value.
 -- includes: volatile/_fields
 -- keys: fields, times
--- args: most:int
+-- args: limit:int
 -- returns: {"collected", over, damaged, held} | {"foreign", key}
 --
 -- A field loses its deadline if something else deletes `times`, evicts it, or writes the field by itself.
--- `held` is how many fields there were.  Cost: O(most × log fields).
+-- `held` is how many fields there were.  Cost: O(limit × log fields).
 
 local SAMPLE = 5
 local undated, missing, held = {}, {}, redis.call("HLEN", fields)
@@ -24,7 +24,7 @@ end
 
 rehearse()
 forget_lost_hash()
-local over, damaged = reap(most), 0
+local over, damaged = reap(limit), 0
 for _, name in ipairs(undated) do
   damaged = damaged + redis.call("HDEL", fields, name)
 end

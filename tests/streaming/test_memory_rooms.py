@@ -63,7 +63,7 @@ class Known:
 
 def ask(redis_url: str, budgets: MemoryBudgets, batch: Batch) -> list[list[int]]:
     sent = listen(redis_url, "log/make_room", partial(budgets.make_room, batch))
-    return [[int(each["most"]), int(each["goal"]), *map(int, each["items"])] for each in sent]
+    return [[int(each["max_bytes"]), int(each["goal"]), *map(int, each["items"])] for each in sent]
 
 
 BATCHES = st.tuples(

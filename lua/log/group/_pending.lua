@@ -1,7 +1,7 @@
 -- Records that were delivered and not acknowledged yet.
 -- includes: log/group/_group, log/group/_taking
 -- keys: state, due, pending
--- args: count:int, retry:int, skips:int, most_bytes:int
+-- args: count:int, retry:int, skips:int, max_bytes:int
 --
 -- Nothing is written before all of it is known: a refusal moves nothing.
 
@@ -50,7 +50,7 @@ local function take_some_due(from, wanted)
     local offset, expires, deliveries = tonumber(member), read_pending(member)
     local is_late = expires > 0 and expires <= now
     local entry, refusal
-    if not is_late and bytes >= most_bytes and not (found_entry and offset <= found_last) then
+    if not is_late and bytes >= max_bytes and not (found_entry and offset <= found_last) then
       return nil, nil
     elseif not is_late then
       entry, refusal = find_entry(offset)

@@ -1,7 +1,7 @@
 -- What a read of a group takes: entries, and which of their offsets.
 -- includes: log/_entry
 -- keys: stream
--- args: codecs, most_bytes:int
+-- args: codecs, max_bytes:int
 
 local items, dropped, missed, bytes = {}, {}, {}, 0
 local found_first, found_last, found_entry
@@ -44,7 +44,7 @@ end
 
 -- How many entries of one record to read next: as many as are needed and fit, if they are like those before.
 local function plan_entries(room)
-  local fitting = math.floor((most_bytes - bytes) * #items / math.max(1, bytes))
+  local fitting = math.floor((max_bytes - bytes) * #items / math.max(1, bytes))
   return math.max(1, math.min(room, fitting, ENTRIES_A_READ))
 end
 

@@ -1,13 +1,13 @@
 -- Read for a group: moves its cursor past what it returns; with `retry`, keeps that pending until it is acknowledged.
 -- includes: log/group/_history, log/group/_pending
 -- keys: stream, newest_epoch, ends, cursor, state, due, pending
--- args: count:int, start, known:int, retry:int, expire:int, most:int, skips:int, most_bytes:int, codecs
+-- args: count:int, start, known:int, retry:int, expire:int, max_pending:int, skips:int, max_bytes:int, codecs
 -- returns: {"taken", next, tail, wait, full, dropped, missed, {id, fields, first, last, deliveries}, …}
 --   | {"evicted", first, last} | {"behind", tail, offset} | {"differs", offset} | {"rewound", from, to, epoch}
 --   | {"codec", id, fields} | {"lost"} | {"broken", found}
 --
--- First what is due again, then new records, unless `most` are pending.  An entry comes whole, with the offsets in it that are
--- taken; no fields: those of the item before.  The entry with which they reach `most_bytes` is the last one.  `dropped` and `missed`: first and last offset of each range.  `tail` is -1 if
+-- First what is due again, then new records, unless `max_pending` are pending.  An entry comes whole, with the offsets in it that are
+-- taken; no fields: those of the item before.  The entry with which they reach `max_bytes` is the last one.  `dropped` and `missed`: first and last offset of each range.  `tail` is -1 if
 -- it was not looked for; `wait`: milliseconds until something is due, or -1.  A refusal moves nothing, except "rewound".
 -- Cost: O(count × log entries + bytes of the entries).
 
@@ -46,7 +46,7 @@ local function next_entry(room)
 end
 
 local function take_new(room)
-  while room > 0 and bytes < most_bytes do
+  while room > 0 and bytes < max_bytes do
     local entry = next_entry(room)
     local first, identity, refusal, _
     if entry then
@@ -81,7 +81,7 @@ end
 local refusal = retry > 0 and take_due()
 local again, room = #items, has_more_due and 0 or count - count_items(1)
 if retry > 0 then
-  room = math.min(room, most - redis.call("ZCARD", due) + freed)
+  room = math.min(room, max_pending - redis.call("ZCARD", due) + freed)
 end
 refusal = refusal or take_new(room)
 if refusal and #items + #dropped + #missed == 0 then

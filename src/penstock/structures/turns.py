@@ -237,7 +237,7 @@ class GroupReader:
         return ShardRead(Taken(), state.tail if is_at_end else None, state.due_in_s)
 
     def _read_shard(
-        self, shard: ShardName, count: int, most_bytes: int, earlier: Taken
+        self, shard: ShardName, count: int, max_bytes: int, earlier: Taken
     ) -> Steps[ShardRead | None]:
         """Reads a shard; returns None if that fails after records of other shards were read.
 
@@ -251,7 +251,7 @@ class GroupReader:
             _milliseconds(options.expire_s),
             options.max_pending,
         )
-        limits = *pending, int(options.evicted == "skip"), most_bytes
+        limits = *pending, int(options.evicted == "skip"), max_bytes
         call = Call(
             names, (count, options.start or "", int(shard in self._known), *limits, self._codecs)
         )

@@ -213,10 +213,10 @@ class _LogReader(Operations[C], Generic[C, O]):
         Raises as ``read``.
         """
         until = monotonic() + (block_s if count else 0.0)
-        most_bytes = max(MIN_BYTES, MAX_BYTES // max(1, len(offsets)))
+        max_bytes = max(MIN_BYTES, MAX_BYTES // max(1, len(offsets)))
         while True:
             operations = [
-                self._reading(self._shard(n), offset, count, most_bytes=most_bytes)
+                self._reading(self._shard(n), offset, count, max_bytes=max_bytes)
                 for n, offset in offsets.items()
             ]
             slices = dict(zip(offsets, (yield from self._run(operations)), strict=True))
@@ -322,16 +322,16 @@ class _LogReader(Operations[C], Generic[C, O]):
         count: int,
         *,
         backwards: bool = False,
-        most_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> Operation[LogSlice]:
         check_number("count", count, 0, MAX_COUNT)
         start = _checked_offset(NEWEST if offset is None and backwards else offset or 0)
-        limits = (start if backwards else max(1, start), count, int(backwards), most_bytes)
+        limits = (start if backwards else max(1, start), count, int(backwards), max_bytes)
         position = self._last(shard)
         call = Call(
             self._keys(shard), (*limits, position.offset, position.identity, position.epoch)
         )
-        within = DECOMPRESSED * most_bytes
+        within = DECOMPRESSED * max_bytes
         return Operation(
             "log/read",
             call,

@@ -68,19 +68,19 @@ def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
 
 
 def plan_tasks(
-    ranges: Sequence[OffsetRange], least: int | None, most_records: int | None = None
+    ranges: Sequence[OffsetRange], least: int | None, max_records: int | None = None
 ) -> list[RangesPartition]:
     """Returns at least ``least`` tasks if given, otherwise one for each shard.
 
-    Short ranges of shards then share a task.  With ``most_records``, no task reads more records.
+    Short ranges of shards then share a task.  With ``max_records``, no task reads more records.
     """
-    if most_records is not None:
+    if max_records is not None:
         ranges = [
             part
             for offset_range in ranges
-            for part in divide([offset_range], -(-len(offset_range) // most_records))
+            for part in divide([offset_range], -(-len(offset_range) // max_records))
         ]
-    if least is not None or most_records is not None:
+    if least is not None or max_records is not None:
         return [RangesPartition((piece,)) for piece in divide(ranges, least or 1)]
     shared: list[list[OffsetRange]] = []
     room = 0
