@@ -7,6 +7,7 @@ falls due.
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import compress
 from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 
@@ -419,15 +420,16 @@ class QueueReader(_QueueReader[RedisClient, Lease], Blocking):
         """Returns which leases are still ours; it asks for those of a shard in one call."""
         asked_at = monotonic()
         groups: dict[tuple[int, bool], list[LeaseState]] = {}
-        for record in (lease.held for lease in leases):
+        for lease in leases:
+            record = lease.held
             if not record.is_stale and asked_at - record.begun_at <= self.options.limit_s:
                 is_new = asked_at - record.extended_at < self.options.lease_s / 2
                 groups.setdefault((record.message.shard, is_new), []).append(record)
-        ours: dict[tuple[int, str], bool] = {}
+        ours: set[tuple[int, str]] = set()
         for (shard, is_new), records in groups.items():
             answers = self._confirm(shard, records, asked_at, is_new=is_new)
-            ours.update(zip((record.place for record in records), answers, strict=True))
-        return [ours.get(lease.held.place, False) for lease in leases]
+            ours.update([record.place for record in compress(records, answers)])
+        return [lease.held.place in ours for lease in leases]
 
     def _confirm(
         self, number: int, leases: Sequence[LeaseState], asked_at: float, *, is_new: bool

@@ -59,12 +59,10 @@ class Prefetch:
 
     def room(self, remaining: float) -> int:
         """Returns how many jobs to read, at most those that remain; 0 if the slots have enough."""
-        size = self._outbox.unhandled
-        if size >= self.enough or self._outbox.handled >= MAX_HANDLED:
+        size, ahead = self._outbox.unhandled, self._ahead()
+        if size >= self._concurrency + ahead // 2 or self._outbox.handled >= MAX_HANDLED:
             return 0
-        return min(
-            MAX_ROOM, self._concurrency + self._ahead() - size, int(min(MAX_ROOM, remaining))
-        )
+        return min(MAX_ROOM, self._concurrency + ahead - size, int(min(MAX_ROOM, remaining)))
 
     def together_s(self) -> float:
         """Returns for how many seconds a job's end waits for others, to be settled together.
