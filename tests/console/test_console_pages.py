@@ -141,7 +141,7 @@ def test_the_payload_of_a_record_is_compared_with_the_one_before_it_of_its_key(
     assert "<del>-  &#34;city&#34;: &#34;Rome&#34;,</del>\n<ins>+  &#34;city&#34;: &#34;Oslo&#34;,</ins>\n" in page
     assert (fifth["previous"], fifth["changes"]) == (records[3], [])
     assert (late["previous"], "time was up" in late["note"]) == (None, True)
-    assert (cut["payload"].count("\n"), "more characters" in cut["note"]) == (1, True)
+    assert (cut["payload"].count("\n"), "characters of it are neither shown nor compared" in cut["note"]) == (1, True)
     assert (evicted["payload"], evicted["previous"]) == ('{\n  "city": "Rome",', records[0])
     assert hidden is None
 
