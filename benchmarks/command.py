@@ -88,11 +88,12 @@ def bench(
                 _publish(report, plot, json=json)
     except KeyboardInterrupt:
         raise typer.Exit(loops.INTERRUPTED) from None
-    *worse, summary = find_worse(report.cases, read_ratios(PAGE.read_text(encoding="utf-8")))
+    worse: list[str] = []
     if check:
+        *worse, summary = find_worse(report.cases, read_ratios(PAGE.read_text(encoding="utf-8")))
         for line in (*worse, summary):
             say(line)
-    if report.failed or (check and worse):
+    if report.failed or worse:
         raise typer.Exit(1)
 
 

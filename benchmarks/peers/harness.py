@@ -32,7 +32,7 @@ POLL_S, POLLS = 0.005, 10
 READY_S = 60.0
 LATE_S = 30.0
 KEPT_UP = 0.9
-"""Share of the intended rate below which a run's latency is not counted."""
+"""Share of the intended rate below which a run's latency is marked."""
 
 WARM_UP = 10
 """The first one in this many of the records is not counted."""

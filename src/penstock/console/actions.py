@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import get_args
+from typing import cast, get_args
 from urllib.parse import quote, urlencode
 
 import structlog
@@ -23,7 +23,7 @@ from penstock.console.access import Right, Visitor
 from penstock.console.reading import ConnectionPool
 from penstock.console.status_sampler import TIMEOUTS
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.database.registry import Pause, PauseKind, read_pauses
+from penstock.database.registry import PauseKind
 from penstock.database.store import Store
 from penstock.display import format_count, to_json
 from penstock.errors import InvalidName, Refused, Unknown
@@ -35,6 +35,7 @@ from penstock.operating.jobs.queue_limits import KINDS, LimitChange
 from penstock.operating.pausing import (
     check_pausable,
     find_last_action,
+    find_pause,
     note_action,
     pause,
     resume,
@@ -169,10 +170,9 @@ def _field(form: Form, name: str) -> str:
 
 def _kind(form: Form) -> PauseKind:
     text = _field(form, "kind")
-    for kind in get_args(PauseKind):
-        if kind == text:
-            return kind  # type: ignore[no-any-return]  # it is one of them
-    raise InvalidName(f"kind {text!r}: give {' or '.join(get_args(PauseKind))}")
+    if text not in get_args(PauseKind):
+        raise InvalidName(f"kind {text!r}: give {' or '.join(get_args(PauseKind))}")
+    return cast("PauseKind", text)
 
 
 def _page(kind: str, name: str) -> str:
@@ -183,7 +183,7 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
     store = servers.store
     kind, name = _kind(form), _field(form, "name")
     check_pausable(store, kind, name)
-    current = _find_pause(store, kind, name)
+    current = find_pause(store, kind, name)
     reason = shlex.quote(form["reason"]) if form.get("reason") else "…"
     return Plan(
         f"Pause {kind} {name}",
@@ -210,16 +210,10 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
     )
 
 
-def _find_pause(store: Store, kind: PauseKind, name: str) -> Pause | None:
-    return next(
-        (entry for entry in read_pauses(store) if (entry.kind, entry.name) == (kind, name)), None
-    )
-
-
 def _plan_resume(servers: ActingServers, form: Form) -> Plan:
     store = servers.store
     kind, name = _kind(form), _field(form, "name")
-    if (current := _find_pause(store, kind, name)) is None:
+    if (current := find_pause(store, kind, name)) is None:
         raise Unknown(f"{kind} {name} is not paused")
     catch_up = "It catches up as after an outage, and continues with its next time."
     outcome = (

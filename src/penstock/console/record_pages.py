@@ -109,7 +109,9 @@ def find_payload(store: Store, client: RedisClient, place: Place) -> ShownPayloa
         if last.key == record.key:
             return _compare(record, last)
         if monotonic() > end:
-            note = f"Of its key, none from offset {last.offset} on is before it: time was up."
+            note = (
+                f"No earlier record of its key was found back to offset {last.offset}: time was up."
+            )
             return replace(_compare(record, None), note=note)
     return _compare(record, None)
 

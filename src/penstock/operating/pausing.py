@@ -64,9 +64,8 @@ def run_schedule(store: Store, name: str) -> None:
     """
     with store.transaction(f"running schedule {name}"):
         check_pausable(store, "schedule", name)
-        for paused in read_pauses(store):
-            if (paused.kind, paused.name) == ("schedule", name):
-                raise Refused(f"{paused}. Resume it first: {paused.how_to_resume}")
+        if (paused := find_pause(store, "schedule", name)) is not None:
+            raise Refused(f"{paused}. Resume it first: {paused.how_to_resume}")
         store.execute("run_schedule", {"name": name})
     log.warning("schedule made due", name=name)
 
@@ -100,6 +99,13 @@ def list_actions(store: Store, *, limit: int = 200) -> list[DoneAction]:
     """Returns the last actions, newest first."""
     rows = store.rows("actions", {"limit": limit}, binary=True, doing="reading the log of actions")
     return [DoneAction(*row) for row in rows]
+
+
+def find_pause(store: Store, kind: PauseKind, name: str) -> Pause | None:
+    """Returns the pause of that kind and name; None if there is none."""
+    return next(
+        (entry for entry in read_pauses(store) if (entry.kind, entry.name) == (kind, name)), None
+    )
 
 
 def find_pauses(store: Store, kind: PauseKind, name: str) -> list[Pause]:

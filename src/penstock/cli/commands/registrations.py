@@ -137,7 +137,10 @@ def _pause(
     with open_connections(settings, "pause") as servers:
         paused = pause(servers.store, kind, name, reason=reason, by=operator or whoami())
     show(f"{paused}")
-    say(f"What is being applied ends; nothing is begun until: {paused.how_to_resume}")
+    effect = (
+        "No job is staged" if kind == "schedule" else "What is being applied ends; nothing is begun"
+    )
+    say(f"{effect} until: {paused.how_to_resume}")
 
 
 def _resume(settings: Settings, kind: PauseKind, name: str) -> None:

@@ -55,12 +55,12 @@ class Prefetch:
     @property
     def enough(self) -> int:
         """Returns the number of jobs from which the slots have enough."""
-        return self._concurrency + self._ahead() // 2
+        return self._enough(self._ahead())
 
     def room(self, remaining: float) -> int:
         """Returns how many jobs to read, at most those that remain; 0 if the slots have enough."""
         size, ahead = self._outbox.unhandled, self._ahead()
-        if size >= self._concurrency + ahead // 2 or self._outbox.handled >= MAX_HANDLED:
+        if size >= self._enough(ahead) or self._outbox.handled >= MAX_HANDLED:
             return 0
         return min(MAX_ROOM, self._concurrency + ahead - size, int(min(MAX_ROOM, remaining)))
 
@@ -71,6 +71,9 @@ class Prefetch:
         queue for these to be settled: of tenants and keys that are at a limit.
         """
         return TOGETHER_S if self._outbox.unhandled >= self.enough > self._concurrency else 0.0
+
+    def _enough(self, ahead: int) -> int:
+        return self._concurrency + ahead // 2
 
     def _ahead(self) -> int:
         """Returns the number of jobs to read ahead: none for slots that are all at a long one."""
