@@ -42,9 +42,8 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._logged: dict[
-            object, tuple[str | None, float]
-        ] = {}  # by its subject: the last reason, and when
+        # by its subject: the last reason, and when
+        self._logged: dict[object, tuple[str | None, float]] = {}
 
     def is_due(self, subject: object, reason: str) -> bool:
         """Returns whether to log that something fails, for a reason."""

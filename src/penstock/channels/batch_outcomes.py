@@ -26,9 +26,8 @@ class Batch:
     shard: ShardName  # where they belong
     epoch: Epoch  # the epoch of the publisher
     first: Offset  # offset of the first record
-    begins: (
-        bool  # no record before ``first`` exists any more: a log that ends before it may begin here
-    )
+    # no record before ``first`` exists any more: a log that ends before it may begin here
+    begins: bool
     columns: Columns  # the records
     plain: bool = False  # whether each record is to be an entry of its own
 

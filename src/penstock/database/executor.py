@@ -243,9 +243,8 @@ def _send_together(pgconn: PGconn, commands: Sequence[_Command]) -> _Steps[list[
         while (results := (yield from fetch_many(pgconn)))[0].status != ExecStatus.PIPELINE_SYNC:
             replies.append(results)
     except psycopg.Error:
-        _raise_failure(
-            chain.from_iterable(replies)
-        )  # what Postgres has said before it closed the connection
+        # what Postgres has said before it closed the connection
+        _raise_failure(chain.from_iterable(replies))
         raise
     finally:
         if is_own and pgconn.status == ConnStatus.OK:
@@ -270,15 +269,13 @@ def _raise_failure(results: Iterable[PGresult]) -> None:
 
 
 class _Guarded(ABC):
-    adapters = (
-        ADAPTERS  # not the connection's own, which a handler, or the application, may have changed
-    )
+    # not the connection's own, which a handler, or the application, may have changed
+    adapters = ADAPTERS
 
     def __init__(self, connection: Any, info: dict[str, Any], texts: _Texts) -> None:
         self.connection, self._info, self._texts = connection, info, texts
-        self._silence_s = (
-            connection.longest_silence_s
-        )  # made before the handler is called, which may wait for longer
+        # made before the handler is called, which may wait for longer
+        self._silence_s = connection.longest_silence_s
 
     def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> StatementResult:
         return self._run([(self._texts.before, None), (query, params), (self._texts.after, None)])

@@ -31,9 +31,8 @@ from functools import cache
 class Timeouts:
     """Limits, in seconds, of a caller that must not wait as long as a worker may."""
 
-    connect_s: int = (
-        2  # until a server has accepted a connection; of Postgres 2 at least, as for libpq
-    )
+    # until a server has accepted a connection; of Postgres 2 at least, as for libpq
+    connect_s: int = 2
     reply_s: float = 1.0  # until Redis has replied
     statement_s: float = 1.0  # longest duration of a statement of ours in Postgres
     lock_s: float = 0.05  # until a statement of ours has a lock

@@ -46,9 +46,8 @@ def cron_times(expression: str, zone: tzinfo, start: datetime) -> Iterator[datet
 
     local = start.astimezone(zone)
     second, first = local.replace(fold=1), local.replace(fold=0)
-    repeated = second.astimezone(UTC) - first.astimezone(
-        UTC
-    )  # the hour that the clocks show twice; or nothing
+    # the hour that the clocks show twice; or nothing
+    repeated = second.astimezone(UTC) - first.astimezone(UTC)
     begin = local.replace(tzinfo=None) - repeated
     moments: Iterator[datetime]
     if CronSim(expression, begin).hours == HOURS:

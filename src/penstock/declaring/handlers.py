@@ -288,9 +288,8 @@ def _surround(handler: Any, middleware: Any) -> Handler:
             return returned
 
         outcome = middleware(call, session, items)
-        return (
-            returned if outcome is None else outcome
-        )  # an outcome that it forgets to return holds
+        # an outcome that it forgets to return holds
+        return returned if outcome is None else outcome
 
     return called
 

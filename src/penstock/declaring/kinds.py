@@ -196,15 +196,13 @@ class Traits:
     """
 
     title: str  # what messages call it
-    keeps: (
-        str  # what it holds in Redis, and for how long, if not until every consumer has passed it
-    )
+    # what it holds in Redis, and for how long, if not until every consumer has passed it
+    keeps: str
     # Whether records stay at their offsets until every consumer has passed them in order, and its
     # shards may be changed. Otherwise a record has taken effect once its member or message is done.
     keeps_records: bool = False
-    has_jobs: bool = (
-        False  # whether a record is a job: its row is gone once it is done, and a worker does it
-    )
+    # whether a record is a job: its row is gone once it is done, and a worker does it
+    has_jobs: bool = False
     has_payloads: bool = True  # whether its records have data and headers
 
     @property

@@ -82,12 +82,10 @@ class Replay:
     shards: tuple[ReplayedShard, ...]  # the range of each shard
     records: int  # records that are still to be copied
     staged: int = 0
-    since: datetime | None = (
-        None  # only records staged at this time or later are copied; None copies all
-    )
-    until: datetime | None = (
-        None  # only records staged before this time are copied; None copies all
-    )
+    # only records staged at this time or later are copied; None copies all
+    since: datetime | None = None
+    # only records staged before this time are copied; None copies all
+    until: datetime | None = None
     ended_at: datetime | None = None  # time of its end; None if it goes on
 
 

@@ -68,9 +68,8 @@ class TriggerOperation(MigrateOperation):
 @Operations.implementation_for(TriggerOperation)
 def _execute(operations: Operations, operation: TriggerOperation) -> None:
     for statement in operation.statements:
-        operations.execute(
-            statement.replace(":", r"\:")
-        )  # text() would take a colon for a parameter
+        # text() would take a colon for a parameter
+        operations.execute(statement.replace(":", r"\:"))
 
 
 def _find_triggers(

@@ -43,9 +43,8 @@ class FoundRevision:
     # its name; empty if the schema has our tables and no version table names their revision
     revision: str
     table: str = ""  # the version table that names it, as SQL
-    is_own: bool = (
-        True  # true if that table lies in the schema itself, where ``penstock init`` keeps it
-    )
+    # true if that table lies in the schema itself, where ``penstock init`` keeps it
+    is_own: bool = True
 
 
 def find_revision(store: Store[Executor]) -> FoundRevision | None:

@@ -238,9 +238,10 @@ def _by_object(chosen: Iterable[Right]) -> Iterator[tuple[Kind, str, str]]:
     for (kind, name), group in groupby(ordered, key=lambda right: (right.kind, right.name)):
         privileges = []
         for privilege, same_privilege in groupby(group, key=lambda right: right.privilege):
+            # a word of SQL
             columns = [
                 '"offset"' if right.column == "offset" else right.column for right in same_privilege
-            ]  # a word of SQL
+            ]
             privileges.append(privilege if "" in columns else f"{privilege} ({', '.join(columns)})")
         yield kind, name, ", ".join(privileges)
 

@@ -56,18 +56,15 @@ class Flush:
     attachments: list[Attachment]  # the session's pipelines that have rules
     # objects in the order in which they are written, with the kind of change and the connection
     changes: dict[State, tuple[Change, Connection]] = field(default_factory=dict)
-    modified: set[State] = field(
-        default_factory=set
-    )  # updated objects known to have a changed column
+    # updated objects known to have a changed column
+    modified: set[State] = field(default_factory=set)
     # rows before they are deleted, or updated so that their key may change; None if they were not
     # there
     old_values: dict[State, Values | None] = field(default_factory=dict)
-    deletes: dict[object, State] | None = (
-        None  # cache of ``_find_replaced``: the deleted objects by their identities
-    )
-    by_kind: dict[tuple[Mapper[Any], Change], list[MappedRule]] = field(
-        default_factory=dict
-    )  # cache of ``rules``
+    # cache of ``_find_replaced``: the deleted objects by their identities
+    deletes: dict[object, State] | None = None
+    # cache of ``rules``
+    by_kind: dict[tuple[Mapper[Any], Change], list[MappedRule]] = field(default_factory=dict)
 
     def rules(self, mapper: Mapper[Any], change: Change) -> list[MappedRule]:
         """Returns the rules for a change of the mapper's objects."""

@@ -151,9 +151,8 @@ def _make_own(options: Mapping[str, Any], key: str | None, field: str) -> dict[s
         header["delay_ms"] = round(delay_s * 1000)
     for name, moment in (("due", due), ("deadline", deadline)):
         if moment is not None:
-            header[name] = max(
-                1, (moment - _EPOCH) // timedelta(milliseconds=1)
-            )  # before 1970 it has passed as well
+            # before 1970 it has passed as well
+            header[name] = max(1, (moment - _EPOCH) // timedelta(milliseconds=1))
     if priority != "normal":
         header["priority"] = priority
     if unique is not None:

@@ -79,9 +79,8 @@ class MappedRule:
 
     rule: StagingRule
     object_name: str  # the object's name in the records
-    names: (
-        tuple[str, ...] | None
-    )  # attributes that make up the payload; None if a function builds it
+    # attributes that make up the payload; None if a function builds it
+    names: tuple[str, ...] | None
     reads: frozenset[str]  # column attributes that the rule may read
     deferred: frozenset[str]  # those it may read if the object has loaded them
     is_computed: bool  # functions or properties read the object

@@ -145,9 +145,8 @@ def _fetch(connection: Connection, statement: Select[Any], keys: dict[str, Any])
     settings = connection.execute(_GET_SETTINGS).one()._asdict()
     connection.execute(_SET_SETTINGS, _SETTINGS)
     rows = connection.execute(statement, keys).all()
-    connection.execute(
-        _SET_SETTINGS, settings
-    )  # after an error the transaction, or its savepoint, takes them back
+    # after an error the transaction, or its savepoint, takes them back
+    connection.execute(_SET_SETTINGS, settings)
     return rows
 
 

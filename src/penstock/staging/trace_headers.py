@@ -56,9 +56,8 @@ def with_trace(headers: str | None, own_headers: object, limit: int) -> str | No
     module = sys.modules.get(OPENTELEMETRY)
     if module is None or (isinstance(own_headers, Mapping) and TRACEPARENT in own_headers):
         return headers
-    find_span = getattr(
-        module, "get_current_span", None
-    )  # missing while another thread imports the module
+    # missing while another thread imports the module
+    find_span = getattr(module, "get_current_span", None)
     trace = _encode(find_span()) if find_span is not None else None
     if trace is None or headers in {None, "{}"}:
         return trace or headers

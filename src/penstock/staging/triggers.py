@@ -89,16 +89,13 @@ class Trigger:
     table: str  # name of the table
     expressions: dict[str, str]  # what the function reads, by the name of the column
     condition: str | None  # the rule's, as a query of the row ``penstock_row``
-    others: frozenset[
-        str
-    ]  # further columns that it reads: those in the condition, and the primary key
-    labels: dict[
-        str, frozenset[str]
-    ]  # labels that the class has, by the name of the column of an enum
+    # further columns that it reads: those in the condition, and the primary key
+    others: frozenset[str]
+    # labels that the class has, by the name of the column of an enum
+    labels: dict[str, frozenset[str]]
     body: str  # the function's body, as Postgres stores it
-    types: dict[
-        str, int
-    ]  # ``pg_trigger.tgtype`` of each trigger, by its name: that on rows is the first
+    # ``pg_trigger.tgtype`` of each trigger, by its name: that on rows is the first
+    types: dict[str, int]
     statements: tuple[str, ...]  # SQL that creates them, or replaces them if they exist
     drop: tuple[str, ...]  # SQL that drops them
 
@@ -464,9 +461,8 @@ def _render_expression(kind: types.TypeEngine[Any], value: str) -> str | None:  
     if isinstance(kind, types.Time):
         return None if kind.timezone else f"to_char({value}::time, 'HH24:MI:SS.US')"
     if isinstance(kind, (types.Numeric, types.Float)):
-        return (
-            f"{value}::text" if kind.asdecimal else f"{value}::text::float8"
-        )  # a real has fewer digits
+        # a real has fewer digits
+        return f"{value}::text" if kind.asdecimal else f"{value}::text::float8"
     if isinstance(kind, (types.Uuid, postgresql.INTERVAL)):
         return f"{value}::text"
     if isinstance(kind, types.JSON):

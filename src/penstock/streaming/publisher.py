@@ -73,12 +73,10 @@ class Published:
     """Result of one round of the publisher."""
 
     added: int = 0  # records that were new to the log
-    known: int = (
-        0  # records that the log already had: sent again, or sent before by another publisher
-    )
-    healed: tuple[
-        ShardName, ...
-    ] = ()  # shards whose log had less than expected, and are being replayed
+    # records that the log already had: sent again, or sent before by another publisher
+    known: int = 0
+    # shards whose log had less than expected, and are being replayed
+    healed: tuple[ShardName, ...] = ()
 
 
 NOTHING = Published()

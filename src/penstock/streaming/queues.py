@@ -71,9 +71,8 @@ def make_queue_batch(batch: Batch) -> tuple[QueueBatch, list[Due]]:
         if is_done:
             continue
         record = make_queued(Offset(offset), values)
-        until_ms = min(
-            record.due_ms or 0, record.deadline_ms or _MAX_MS
-        )  # at its deadline it is a dead letter, due or not
+        # at its deadline it is a dead letter, due or not
+        until_ms = min(record.due_ms or 0, record.deadline_ms or _MAX_MS)
         if until_ms - values[6] // 1000 > _NEAR_MS:
             far.append((record.id, until_ms))
         else:

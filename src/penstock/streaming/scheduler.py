@@ -73,9 +73,8 @@ class Scheduler:
     def __init__(self, pipeline: Pipeline) -> None:
         self._specs = pipeline.schedules
         self._declared = {name: make_declaration(spec) for name, spec in self._specs.items()}
-        self._expected: dict[
-            str, tuple[datetime, datetime | None]
-        ] = {}  # next slots after a moment
+        # next slots after a moment
+        self._expected: dict[str, tuple[datetime, datetime | None]] = {}
         self._others: dict[str, float] = {}  # since when schedules are declared otherwise
         self._failed: dict[str, str] = {}
 

@@ -80,9 +80,8 @@ class Tick:
     number: int  # number of the newest tick; a round that finds no new records does not make one
     sequenced: int  # number of records that got an offset
     epoch: Epoch  # the epoch of the tick
-    tails: Mapping[ShardName, Offset] = field(
-        default_factory=dict
-    )  # new last offset of each shard that got records
+    # new last offset of each shard that got records
+    tails: Mapping[ShardName, Offset] = field(default_factory=dict)
     # the first of the new offsets of each of these shards
     firsts: Mapping[ShardName, Offset] = field(default_factory=dict)
     # the first of these records, a batch per shard; empty if there are many

@@ -42,9 +42,8 @@ class RoundResult:
     added: int = 0  # records that were new to the log
     known: int = 0  # records sent that the log already had
     removed: int = 0  # staged records that retention removed
-    backlog: int = (
-        0  # records that the journal has and the usable logs of the streamer's share lack
-    )
+    # records that the journal has and the usable logs of the streamer's share lack
+    backlog: int = 0
 
     @property
     def idle(self) -> bool:

@@ -139,9 +139,8 @@ def unpublished(  # noqa: PLR0913  where to begin, where to end, how much
                 checked.add(shard)  # its next batches probably are not as usual either
                 row = request(shard, tail)[3].fetchone()
             if row is not None and row.records < records:
-                fitting[shard] = max(
-                    1, row.records * 9 // 10
-                )  # of large payloads, for which the next batch is to have room
+                # of large payloads, for which the next batch is to have room
+                fitting[shard] = max(1, row.records * 9 // 10)
                 checked.discard(shard)
             elif row is not None and shard in fitting and len(row.data) < BATCH_BYTES // ROOMY:
                 fitting[shard] = 2 * records

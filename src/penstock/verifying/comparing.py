@@ -27,9 +27,8 @@ class FindingKind(StrEnum):
     CHANGED = "changed"  # the same record with other content
     DAMAGED = "damaged"  # an entry of the log that cannot be read
     DOUBLED = "doubled"  # a record that stands at two offsets
-    INVERTED = (
-        "inverted"  # a record that stands at another's offset, or after one that it should precede
-    )
+    # a record that stands at another's offset, or after one that it should precede
+    INVERTED = "inverted"
     OVERLOOKED = "overlooked"  # a record that was committed before the last tick and has no offset
     AHEAD = "ahead"  # a checkpoint beyond the end of the journal or of the log
 
@@ -74,9 +73,8 @@ class UnexpectedEntry:
     offset: int  # the first half of its id
     entry: str  # its id in the stream
     record: int | None  # id of the record it claims to be; None if it has none
-    expected: (
-        int | None
-    )  # the record expected at the offset; None if there is none, or the id's second half is not 0
+    # the record expected at the offset; None if there is none, or the id's second half is not 0
+    expected: int | None
 
 
 JournalPlace = tuple[str, int, int]
@@ -176,9 +174,8 @@ class ExpectedRecord:
     offset: int
     record: int  # id of the record that the journal names
     entry: int  # first offset of the journal row that names it
-    values: (
-        Sequence[bytes] | None
-    )  # the expected fields of the log entry; None if the staged record is gone
+    # the expected fields of the log entry; None if the staged record is gone
+    values: Sequence[bytes] | None
     at_home: bool  # true if the staged record names the same channel and shard as the journal
 
 

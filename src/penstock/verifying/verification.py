@@ -49,18 +49,14 @@ class Examination:
     records: int  # number of records compared
     # records that come after a younger record of their key: their transactions shared no lock
     overtaken: int
-    counts: Mapping[
-        FindingKind, int
-    ]  # number of offsets concerned, by kind, without unexpected entries
-    findings: Sequence[
-        Finding
-    ]  # the first ``FINDINGS_KEPT`` findings, without the records in ``twice``
-    unexpected: Sequence[
-        UnexpectedEntry
-    ]  # entries that are not the record expected there, at most ``FINDINGS_KEPT``
-    twice: Sequence[
-        int
-    ]  # records that the journal has at several places, at most ``FINDINGS_KEPT``
+    # number of offsets concerned, by kind, without unexpected entries
+    counts: Mapping[FindingKind, int]
+    # the first ``FINDINGS_KEPT`` findings, without the records in ``twice``
+    findings: Sequence[Finding]
+    # entries that are not the record expected there, at most ``FINDINGS_KEPT``
+    unexpected: Sequence[UnexpectedEntry]
+    # records that the journal has at several places, at most ``FINDINGS_KEPT``
+    twice: Sequence[int]
 
 
 class Examiner(Protocol):

@@ -23,9 +23,8 @@ class Damage:
     key: str  # the damaged key
     # the type or the beginning of the text that was found, or ``no version beside … members``
     found: str
-    moved_to: (
-        str | None
-    )  # the key that the content was, or would be, moved to; None if nothing has to move
+    # the key that the content was, or would be, moved to; None if nothing has to move
+    moved_to: str | None
     may_have_lost: bool  # the key may have held members before something else was written there
 
 

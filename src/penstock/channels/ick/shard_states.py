@@ -39,14 +39,12 @@ class IckStatus:
     oldest_s: float | None = None
     records: int = 0
     dirtied: int = 0  # members that became dirty by them
-    coalescing_ratio: float | None = (
-        None  # records per member that became dirty; None before the first
-    )
+    # records per member that became dirty; None before the first
+    coalescing_ratio: float | None = None
     reservation: int = 0  # number of the last fenced reservation
     holder: str | None = None  # the holder of it; None if it is not held
-    damage: str | None = (
-        None  # description of a damage, and then the others are empty; None if there is none
-    )
+    # description of a damage, and then the others are empty; None if there is none
+    damage: str | None = None
 
     @property
     def members(self) -> int:

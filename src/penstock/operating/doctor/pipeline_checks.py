@@ -165,9 +165,8 @@ def consumers(context: CheckContext) -> Results:
 
 def _judge_consumers(current: Status) -> Iterator[CheckResult]:
     yield from _check_sequencing(current)
-    has_letters = cache(
-        current.has_letters
-    )  # it looks at every shard, and each of them may be halted
+    # it looks at every shard, and each of them may be halted
+    has_letters = cache(current.has_letters)
     for consumer, shard, reason in current.halted:
         yield error(
             f"{consumer} is halted in {shard}: {reason}",

@@ -103,9 +103,8 @@ class EpochPlan:
     deleted: tuple[DeletedStream, ...] = ()  # streams that are deleted and replayed
     # offsets at which a log has records that Postgres has lost, or has others
     in_doubt: tuple[OffsetsInDoubt, ...] = ()
-    missing: int = (
-        0  # records that the journal names and Postgres does not have: these cannot be replayed
-    )
+    # records that the journal names and Postgres does not have: these cannot be replayed
+    missing: int = 0
     applied: bool = False
 
 

@@ -44,9 +44,8 @@ class AcceptedShard:
     known: int = 0  # records in doubt that Redis has still
     # those of them that the source has, too, at other offsets: they will be applied a second time
     still_there: int = 0
-    passed_over: int = (
-        0  # records of both histories that will never be applied, because a later one was named
-    )
+    # records of both histories that will never be applied, because a later one was named
+    passed_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)

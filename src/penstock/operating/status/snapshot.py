@@ -210,9 +210,8 @@ class Status:
     oldest_transaction: OpenTransaction | None  # None if there is none
     pauses: tuple[Pause, ...] = ()  # what operators have paused
     schedules: tuple[RegisteredSchedule, ...] = ()  # those of queues, by name
-    sessions: tuple[
-        WorkerSession, ...
-    ] = ()  # those of consumers that make no progress, by their process
+    # those of consumers that make no progress, by their process
+    sessions: tuple[WorkerSession, ...] = ()
 
     def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
         """Returns the pause that holds a consumer; a reported one is paused in its own database."""

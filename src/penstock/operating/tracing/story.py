@@ -109,30 +109,24 @@ class Story:
     key: str | None = None  # its key, or the tenant of a message; None if its row is gone
     action: str | None = None  # None if its row is gone
     object: str | None = None  # None if its row is gone
-    staged_at: datetime | None = (
-        None  # None if its row is gone, or has a time that no record can have
-    )
-    transaction: str | None = (
-        None  # the id of the transaction that staged it; None if its row is gone
-    )
-    trace_id: str | None = (
-        None  # the trace in its headers; None if it has none, or this role may not read headers
-    )
-    committed_at: datetime | None = (
-        None  # time of its commit; None unless Postgres has ``track_commit_timestamp``
-    )
+    # None if its row is gone, or has a time that no record can have
+    staged_at: datetime | None = None
+    # the id of the transaction that staged it; None if its row is gone
+    transaction: str | None = None
+    # the trace in its headers; None if it has none, or this role may not read headers
+    trace_id: str | None = None
+    # time of its commit; None unless Postgres has ``track_commit_timestamp``
+    committed_at: datetime | None = None
     isolated: str | None = None  # reason that it can get no offset; None if it can
     is_seen: bool = True  # true if the last tick saw its transaction
     tick: int | None = None  # the tick that sequenced it; None if it is not, or is too long ago
     # time that it got its offset; None if it has none, or the journal does not name it any more
     sequenced_at: datetime | None = None
     offset: int | None = None  # its offset; None if it has none
-    published: int | None = (
-        None  # the shard's last offset in Redis; None if Redis was not asked, or did not answer
-    )
-    first: int | None = (
-        None  # the oldest offset that the log in Redis still holds; None for the other kinds
-    )
+    # the shard's last offset in Redis; None if Redis was not asked, or did not answer
+    published: int | None = None
+    # the oldest offset that the log in Redis still holds; None for the other kinds
+    first: int | None = None
     redis: str | None = None  # error of Redis; None if it answered
     # reason that Redis refuses writes, if it lacks the record; None if it has it, or if nothing was
     # found
@@ -144,12 +138,10 @@ class Story:
     why: str | None = None
     readers: tuple[ReaderProgress, ...] = ()
     attempts: tuple[JobAttempt, ...] = ()  # at a job, once one has failed: the last twenty
-    progress: float | None = (
-        None  # what the handler of a job said last: the part that is done; None if nothing
-    )
-    result_at: datetime | None = (
-        None  # time of a job's result, which is kept for a while; None if there is none
-    )
+    # what the handler of a job said last: the part that is done; None if nothing
+    progress: float | None = None
+    # time of a job's result, which is kept for a while; None if there is none
+    result_at: datetime | None = None
 
     @property
     def shard_name(self) -> ShardName:

@@ -244,22 +244,19 @@ class Options(ServerOptions):
     no_later_record: str
     # ``maxRecordsPerTrigger``: most records of a micro-batch, over all shards; None sets no limit
     max_records: int | None
-    min_records: (
-        int | None
-    )  # ``minRecordsPerTrigger``: least records of a micro-batch; None waits for none
+    # ``minRecordsPerTrigger``: least records of a micro-batch; None waits for none
+    min_records: int | None
     # ``maxTriggerDelay``: longest time, in seconds, that a micro-batch waits for ``min_records``
     max_delay_s: float
     # ``minPartitions``: least number of tasks of a batch; None plans one for each shard, or fewer
     # if there are few records
     min_partitions: int | None
-    max_partition_records: (
-        int | None
-    )  # ``maxRecordsPerPartition``: most records of a task; None sets no limit
+    # ``maxRecordsPerPartition``: most records of a task; None sets no limit
+    max_partition_records: int | None
     # ``failOnDataLoss``: whether lost records fail the query, or are skipped with a warning
     fail_on_data_loss: bool
-    retries: (
-        int  # ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer
-    )
+    # ``fetchOffset.numRetries``: how often a call is repeated whose server does not answer
+    retries: int
     retry_interval_s: float  # ``fetchOffset.retryIntervalMs``: pause before each, in seconds
     # ``beginsAt``, for writing: the first offset of each shard in an empty log; None reads it from
     # the journal

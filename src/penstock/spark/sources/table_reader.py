@@ -284,9 +284,8 @@ class TableReader(DataSourceReader):
         if partition.file is None:
             return
         table = str(self._relation.table)
-        cursor.execute(
-            f"SELECT 1 FROM {table} LIMIT 0"
-        )  # locks it, as LOCK TABLE does not with a materialised view
+        # locks it, as LOCK TABLE does not with a materialised view
+        cursor.execute(f"SELECT 1 FROM {table} LIMIT 0")
         cursor.fetchall()
         cursor.execute(f"SELECT {_FILE.format(f'{quote_literal(table)}::regclass')}")
         [(file,)] = cursor.fetchall()
