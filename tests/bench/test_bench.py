@@ -85,7 +85,7 @@ def measure(directory: Path, *cases: str) -> dict[str, Any]:
     found = json.loads(done.stdout)
     assert found["failed"] == []
     assert found["machine"]["cores"] >= 1
-    assert {"python", "penstock", "postgres"} <= set(found["versions"])
+    assert {"python", "penstock-outbox", "postgres"} <= set(found["versions"])
     return {case["case"]: case for case in found["cases"]}
 
 

@@ -148,6 +148,13 @@ class Audit:
         return sum(consumer["out_of_order"] for consumer in self.consumers.values())
 
     @property
+    def arrived(self) -> int:
+        """Records before checkpoints, and jobs done: grows as long as anything moves."""
+        copies = (self.index, self.late_consumer)
+        positions = [consumer["position"] for consumer in self.consumers.values()]
+        return sum(positions) + sum(copy.position for copy in copies) + self.receipts.sent
+
+    @property
     def settled(self) -> bool:
         """True if all checkpoints are past all committed records, and every job is done."""
         return (
