@@ -21,6 +21,7 @@ settings.load_profile("any machine")
 pytest_plugins = [
     "fixtures.servers",
     "fixtures.postgres",
+    "fixtures.shared_database",
     "fixtures.redis",
     "fixtures.constants",
     "fixtures.flow",

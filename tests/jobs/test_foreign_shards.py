@@ -67,7 +67,8 @@ class World:
 
     def publish(self) -> None:
         for _ in range(10):
-            self.streamer.round()
+            if self.streamer.round().idle:
+                break
 
     def effects(self) -> list[int]:
         rows = self.connection.execute("SELECT job FROM public.effects ORDER BY job").fetchall()

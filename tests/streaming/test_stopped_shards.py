@@ -26,6 +26,7 @@ from penstock.records import Offset, Shard, ShardName
 from penstock.streaming import Streamer, tick
 
 pytestmark = [
+    pytest.mark.own_database,
     pytest.mark.things(entries="plain"),
     pytest.mark.channels("things", Ick("index", shards=2, keep=timedelta(0))),
 ]
