@@ -1,5 +1,7 @@
 """The console of a large pipeline: its pages stay small, and a sample takes a few statements."""
 
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -100,3 +102,10 @@ def test_no_page_grows_with_shards_letters_or_tenants(
         reader.close()
     reading = [each for each in statements if b"SET " not in each and b"set_config" not in each]
     assert 0 < len(reading) <= MAX_STATEMENTS
+
+
+def test_all_of_the_console_is_at_most_4_000_lines() -> None:
+    """Python, templates, styles and script together."""
+    home = Path(str(files("penstock.console")))
+    lines = [path.read_text().count("\n") for path in home.rglob("*") if path.suffix in {".py", ".html", ".css", ".js"}]
+    assert 3_000 < sum(lines) <= 4_000

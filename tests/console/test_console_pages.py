@@ -248,7 +248,7 @@ def test_who_may_not_see_reasons_is_given_the_command_that_one_names(
 
 def test_every_template_is_used_and_nothing_is_loaded_from_elsewhere() -> None:
     home = files("penstock.console")
-    used = {page.template for page in PAGES.values()} | {"plan.html", "enter.html", "error.html", "refusal.html"}
+    used = {page.template for page in PAGES.values()} | {"plan.html", "enter.html", "error.html"}
     for template in (home / "templates").iterdir():
         text = template.read_text()
         used |= set(re.findall(r'{% (?:include|extends|import) "([^"]+)"', text))

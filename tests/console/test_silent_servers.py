@@ -182,12 +182,14 @@ def test_pages_take_a_few_connections_and_say_so_who_find_none(
             holder.execute("LOCK TABLE penstock.actions IN ACCESS EXCLUSIVE MODE")
             asked = ask_at_once(console, pool, "/actions", 10)
             refused = [each.result() for each in islice(as_completed(asked), 10 - CONNECTIONS)]
-            sessions = connection.execute(f"SELECT FROM pg_stat_activity WHERE {waiting}".encode()).fetchall()
+            sessions = f"SELECT FROM pg_stat_activity WHERE {waiting}".encode()
+            eventually(lambda: connection.execute(sessions).rowcount >= CONNECTIONS, "all connections wait")
+            count = connection.execute(sessions).rowcount
         served = [each.result()[0] for each in asked]
     console.close()
 
     assert {(status, f"all {CONNECTIONS} connections" in text) for status, text in refused} == {(503, True)}
-    assert len(sessions) == CONNECTIONS
+    assert count == CONNECTIONS
     assert served.count(200) == CONNECTIONS
 
 

@@ -375,9 +375,9 @@ SHARDS_OF_JOBS = """
 """
 
 SCHEDULES_OF_JOBS = """
-ended 0 3 1 * * UTC … UTC -
-monthly 0 3 1 * * UTC … UTC … UTC
-nightly 0 3 * * * UTC - … UTC
+ended jobs 0 3 1 * * UTC … UTC - ended
+monthly jobs 0 3 1 * * UTC … UTC … UTC ok
+nightly jobs 0 3 * * * UTC - … UTC warning nightly has been due for … h: no streamer runs that declares it as it is registered
 """
 
 CHECKPOINTS_OF_HALTED = """

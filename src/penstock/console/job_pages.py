@@ -56,20 +56,6 @@ class JobPage:
     is_partial: bool  # true if time was up before the page was full
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCounts:
-    """Numbers of a queue's jobs in each state; None if Redis did not say."""
-
-    queue: str
-    waiting: int | None
-    leased: int | None
-    delayed: int | None
-    in_postgres: int
-    dead_letters: int
-    done: int | None  # passed since the oldest point of the history
-    done_s: float  # seconds since then, up to an hour
-
-
 def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     sample, status = reading.status(visitor)
     queues = [
@@ -161,35 +147,30 @@ def find_page(
     return JobPage(matches, None, is_partial=False)
 
 
-def _count(sample: Sample, status: Status, channel: ChannelStatus) -> QueueCounts:
-    def total(name: str) -> int | None:
-        counts = [shard.queue for shard in channel.shards]
-        return None if None in counts else sum(getattr(queue, name) for queue in counts)
+def _count(sample: Sample, status: Status, channel: ChannelStatus) -> Mapping[str, float | None]:
+    """Returns how many jobs of a queue are in each state; None where Redis did not say.
 
-    names = [
-        (consumer.consumer, consumer.channel)
-        for consumer in status.consumers
-        if consumer.channel == channel.channel
-    ]
+    Those that are done have been passed since the oldest point of the history, ``done_s`` ago.
+    """
+    queues = [shard.queue for shard in channel.shards]
+    readers = [consumer for consumer in status.consumers if consumer.channel == channel.channel]
     points = (*sample.hour, *sample.recent)
     first, last = (
-        [points[i].passed.get(name, 0) for name in names] if points else [] for i in (0, -1)
+        sum(points[i].passed.get((reader.consumer, reader.channel), 0) for reader in readers)
+        if points
+        else 0
+        for i in (0, -1)
     )
-    return QueueCounts(
-        channel.channel,
-        total("waiting"),
-        total("leased"),
-        total("delayed"),
-        sum(shard.in_postgres for shard in channel.shards),
-        sum(
-            shard.dead_letters
-            for consumer in status.consumers
-            if consumer.channel == channel.channel
-            for shard in consumer.shards
-        ),
-        max(0, sum(last) - sum(first)) if points else None,
-        points[-1].time_s - points[0].time_s if points else 0.0,
-    )
+    return {
+        **{
+            name: None if None in queues else sum(getattr(queue, name) for queue in queues)
+            for name in ("waiting", "leased", "delayed")
+        },
+        "in_postgres": sum(shard.in_postgres for shard in channel.shards),
+        "dead_letters": sum(shard.dead_letters for reader in readers for shard in reader.shards),
+        "done": max(0, last - first) if points else None,
+        "done_s": points[-1].time_s - points[0].time_s if points else 0.0,
+    }
 
 
 def _conceal(job: QueuedJob, visitor: Visitor) -> QueuedJob:

@@ -5,9 +5,10 @@ and reasons, which may quote what a handler has said of a record.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -47,18 +48,6 @@ CONTENTS = 50
 
 MAX_ROWS = 200
 """Channels, consumers, actions or reconciliations on a page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A record of a log, a message of a queue or a member of an Ick."""
-
-    place: str  # where it is
-    key: str  # its key, or the member
-    tenant: str | None  # of a message
-    what: str  # what happened, or its state
-    at: datetime | None  # when it was staged, or has begun to wait; None if that is not known
-    job: str | None = None  # the id of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +141,13 @@ def find_state(status: Status, consumer: ConsumerStatus, lag: int) -> str:
 
 def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    unlisted = len(status.channels[MAX_ROWS:])
-    return PageContent(
-        {"channels": status.channels[:MAX_ROWS], "more": unlisted}, status.channels, sample
-    )
+    return PageContent(_cut("channels", status.channels), status.channels, sample)
+
+
+def _cut(name: str, rows: Sequence[Any], limit: int | None = None) -> dict[str, Any]:
+    """Returns the rows that a page shows, by their name, and how many more there are."""
+    listed = rows[: MAX_ROWS if limit is None else limit]
+    return {name: listed, "more": len(rows) - len(listed)}
 
 
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
@@ -217,19 +209,20 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Page
     with reading.redis() as client:
         items = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
     contents = [
-        Content(
-            item.place,
-            item.key,
-            item.facts.get("tenant"),
-            item.state,
-            item.at,
-            item.facts.get("id"),
-        )
+        {
+            "place": item.place,
+            "key": item.key,  # or the member of an Ick
+            "tenant": item.facts.get("tenant"),
+            "what": item.state,  # what happened, or its state
+            "at": item.at,  # when it was staged, or has begun to wait
+            "job": item.facts.get("id"),
+        }
         for item in items
     ]
     if not visitor.may("keys"):
         contents = [
-            replace(content, key=HIDDEN, tenant=content.tenant and HIDDEN) for content in contents
+            content | {"key": HIDDEN, "tenant": content["tenant"] and HIDDEN}
+            for content in contents
         ]
     read = min(len(shards), MAX_READ) if channel.traits.keeps_records else len(shards)
     cut = {
@@ -264,13 +257,10 @@ def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> PageC
         tenants, are_all = busiest_tenants(
             client, reading.scope.namespace, channel.shard_names, MAX_TENANTS
         )
-    busiest = tenants[:CONTENTS]
     if not visitor.may("keys"):
-        busiest = [replace(tenant, tenant=HIDDEN) for tenant in busiest]
-    unlisted = len(tenants) - len(busiest)
-    return PageContent(
-        {"channel": channel, "tenants": busiest, "more": unlisted, "are_all": are_all}, busiest
-    )
+        tenants = [replace(tenant, tenant=HIDDEN) for tenant in tenants]
+    values = _cut("tenants", tenants, CONTENTS)
+    return PageContent({"channel": channel, "are_all": are_all, **values}, values["tenants"])
 
 
 def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
@@ -288,9 +278,9 @@ def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> PageCo
 
 def _read_consumers(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    lanes = [make_lane(sample, status, consumer) for consumer in status.consumers[:MAX_ROWS]]
-    unlisted = len(status.consumers) - len(lanes)
-    return PageContent({"lanes": lanes, "more": unlisted}, status.consumers, sample)
+    values = _cut("lanes", status.consumers)
+    values["lanes"] = [make_lane(sample, status, consumer) for consumer in values["lanes"]]
+    return PageContent(values, status.consumers, sample)
 
 
 def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
@@ -312,11 +302,9 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Page
             for shard in sorted(consumer.shards, key=is_at_rest)[:MAX_SHARDS]
         ],
         "more": sum(len(consumer.shards[MAX_SHARDS:]) for consumer in consumers),
-        "pauses": [
-            pause
-            for pause in status.pauses
-            if any(pause.holds(name, consumer.channel) for consumer in consumers)
-        ],
+        "is_paused": any(
+            (pause.kind, pause.name) == ("consumer", name) for pause in status.pauses
+        ),
         "troubles": [
             trouble for trouble in find_troubles(status) if is_about(name, trouble.message)
         ],
@@ -405,11 +393,7 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> PageCo
 def _read_schedules(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
     schedules = sorted(status.schedules, key=lambda schedule: schedule.trouble is None)
-    return PageContent(
-        {"schedules": schedules[:MAX_ROWS], "more": len(schedules[MAX_ROWS:])},
-        status.schedules,
-        sample,
-    )
+    return PageContent(_cut("schedules", schedules), status.schedules, sample)
 
 
 def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -419,23 +403,18 @@ def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
         ick.channel: [consumer for consumer in status.consumers if consumer.channel == ick.channel]
         for ick in icks
     }
-    return PageContent(
-        {"icks": icks[:MAX_ROWS], "more": len(icks[MAX_ROWS:]), "readers": readers}, icks, sample
-    )
+    return PageContent({"readers": readers, **_cut("icks", icks)}, icks, sample)
 
 
 def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> PageContent:
     with reading.postgres() as store:
         sessions = list_sessions(store)
-    return PageContent(
-        {"sessions": sessions[:MAX_ROWS], "more": len(sessions[MAX_ROWS:])}, sessions
-    )
+    return PageContent(_cut("sessions", sessions), sessions)
 
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
     sample, status = reading.status(visitor)
-    runs = status.reconciliations
-    return PageContent({"runs": runs[:MAX_ROWS], "more": len(runs[MAX_ROWS:])}, runs, sample)
+    return PageContent(_cut("runs", status.reconciliations), status.reconciliations, sample)
 
 
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -448,7 +427,7 @@ def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
             for result, bare in zip(results, hidden, strict=True)
         ]
     results.sort(key=lambda result: ("error", "warning", "ok").index(result.grade))
-    return PageContent({"results": results[:LETTERS], "more": len(results[LETTERS:])}, results)
+    return PageContent(_cut("results", results, LETTERS), results)
 
 
 def _find_class(reason: str) -> str:

@@ -344,20 +344,11 @@ class _Desk:
         visitor = None
         with suppress(Exception):  # it may be the error
             visitor = self.access(request)
-        values: dict[str, Any] = {
-            "root": _root(request),
-            "status": status,
-            "text": text,
-            "live": status == 503,  # noqa: PLR2004
-        }
-        if visitor is None or not visitor.may("see"):
-            return respond(request, render("refusal.html", values), "text/html", status)
-        return respond(
-            request,
-            render("error.html", self._around(request, visitor) | values),
-            "text/html",
-            status,
-        )
+        values: dict[str, Any] = {"root": _root(request), "visitor": None, "live": False}
+        if visitor is not None and visitor.may("see"):
+            values = self._around(request, visitor) | {"live": status == 503}  # noqa: PLR2004
+        body = render("error.html", {**values, "status": status, "text": text})
+        return respond(request, body, "text/html", status)
 
 
 def _check_right(visitor: Visitor, right: Right) -> None:
