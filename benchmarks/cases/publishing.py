@@ -136,7 +136,7 @@ def _measure_costs(servers: BenchServers, backlog: Backlog, shares: Sequence[str
 def _find_backends(connection: Connection) -> list[int]:
     """The processes of Postgres that serve streamers."""
     rows = connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock streamer' AND datname = current_database()"
+        "SELECT pid FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock streamer' AND datname = current_database()"
     )
     return [int(pid) for (pid,) in rows]
 

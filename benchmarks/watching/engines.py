@@ -73,7 +73,7 @@ def run_engine(  # noqa: PLR0913  the options of an engine
         def connected() -> bool:
             row = connection.execute(
                 "SELECT count(DISTINCT application_name) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND application_name = ANY(%s)",
+                "WHERE datname = current_database() AND split_part(application_name, '/', 1) = ANY(%s)",
                 [names],
             ).fetchone()
             return row == (len(names),)

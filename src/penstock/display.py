@@ -12,6 +12,7 @@ import dataclasses
 import json
 import re
 from datetime import datetime, timedelta
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -118,6 +119,7 @@ def format_memory(value: int) -> str:
     return f"{amount:.3g} {unit}"
 
 
+@cache
 def find_release() -> str:
     """Returns the version of Penstock.
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.things(shards=1)
 
 CUT_READERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-    "WHERE application_name = 'penstock reader' AND datname = current_database()"
+    "WHERE split_part(application_name, '/', 1) = 'penstock reader' AND datname = current_database()"
 )
 
 Readers = Callable[..., Any]

@@ -78,7 +78,7 @@ def test_a_consumer_keeps_one_connection_after_a_failure_and_a_reading_of_its_ch
 
     connections = (
         "SELECT count(*), count(*) FILTER (WHERE state = 'idle') FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name = 'penstock consumer reader'"
+        " WHERE datname = current_database() AND split_part(application_name, '/', 1) = 'penstock consumer reader'"
     )
     eventually(lambda: reader.connection.execute(connections).fetchone() == (1, 1), "the one that failed has ended")
 
@@ -509,7 +509,7 @@ def test_a_worker_opened_twice_has_one_connection_of_each_kind(reader: Reader, r
 
     def connections() -> tuple[int, int]:
         sessions = reader.connection.execute(
-            "SELECT FROM pg_stat_activity WHERE application_name = 'penstock streamer' AND datname = current_database()"
+            "SELECT FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock streamer' AND datname = current_database()"
         )
         return sessions.rowcount, len(redis_client.client_list())
 

@@ -143,7 +143,7 @@ class Race:
                     groups.stage_following(Store(connection))
 
     def kill(self, stop: Callable[[], bool]) -> None:
-        one = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%follower' AND datname = current_database() LIMIT 1"
+        one = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%follower%' AND datname = current_database() LIMIT 1"
         with connect_postgres(self._url, application="killer") as connection:
             while not stop():
                 connection.execute(one)

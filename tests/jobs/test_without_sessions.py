@@ -110,7 +110,7 @@ def test_a_handler_without_a_session_holds_no_transaction_and_no_connection_open
             seen.extend(
                 bench.rows(
                     "SELECT count(*), count(*) FILTER (WHERE xact_start IS NOT NULL) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND application_name = 'penstock consumer receipts'"
+                    "WHERE datname = current_database() AND split_part(application_name, '/', 1) = 'penstock consumer receipts'"
                 )
             )
         all_wait.wait(60)

@@ -17,7 +17,7 @@ from penstock.channels.routing import log_keys
 from penstock.channels.server import check_eviction
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection, connect_postgres, name_application
 from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServers
 from penstock.errors import UnsafeSetting
@@ -126,7 +126,7 @@ def test_a_long_transaction_is_named(
         finding = only(diagnose(Store(connection), redis_client), "long transactions", "warning")
         pid = slow.info.backend_pid
 
-    assert f"process {pid} (penstock report, idle in transaction)" in finding.message
+    assert f"process {pid} ({name_application('report')}, idle in transaction)" in finding.message
     assert finding.fix.endswith(f"SELECT pg_terminate_backend({pid})")
 
 

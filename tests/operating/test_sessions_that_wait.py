@@ -1,10 +1,12 @@
 """Consumers that make no progress: who holds the lock that they wait for, or that their handler takes long, wherever it is shown."""
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -19,15 +21,17 @@ from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
 from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, connect_postgres, name_application
 from penstock.database.store import Store
+from penstock.display import find_release
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
 from penstock.operating.tracing.story import Diagnosis
-from penstock.operating.worker_sessions import APPLICATION, WorkerSession, read_sessions
+from penstock.operating.worker_sessions import APPLICATION, WorkerSession, list_sessions, read_sessions
 from penstock.records import RecordId
 from penstock.streaming import Streamer
 from penstock.testing import eventually
@@ -38,6 +42,9 @@ STAGE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data)
 VALUES (%s, 0, 'k', 'insert', 'thing', '{"secret": "s3cret"}') RETURNING id
 """
+
+MOST = 63 - len(f"{APPLICATION}/{find_release()}")
+"""Length of a consumer's name beside which Postgres keeps the release."""
 
 WRITE = text("INSERT INTO public.effects VALUES ('s3cret')")
 
@@ -174,10 +181,50 @@ def test_a_session_belongs_to_the_consumer_whose_name_it_has_as_far_as_postgres_
     assert not session.belongs_to(f"x{name[1:]}")
 
 
+@pytest.mark.parametrize(("length", "is_named"), [(1, True), (MOST, True), (MOST + 1, False), (63, False)])
+def test_a_session_names_its_release_where_postgres_does_not_cut_it(
+    connection: Connection, database_url: str, length: int, *, is_named: bool
+) -> None:
+    name = "r" * length
+    with connect_postgres(database_url, application=f"consumer {name}") as other:
+        [listed] = [each for each in list_sessions(Store(connection)) if each.pid == other.info.backend_pid]
+
+    assert listed.release == (find_release() if is_named else None)
+    assert listed.consumer == name[: 63 - len(APPLICATION)]
+    assert WorkerSession(name_application(f"consumer {name}")[:63], 1, "handler", None).belongs_to(name)
+
+
+def test_a_status_counts_connections_by_release_and_a_mix_is_no_fault(
+    connection: Connection,
+    database_url: str,
+    redis_client: redis.Redis,
+    penstock: CommandLine,
+    flow: Pipeline,
+    streamer: Streamer,
+) -> None:
+    """But for the connection that has read it.  A process that notes no release is unknown."""
+    streamer.drain()
+    before = status(Store(connection), redis_client, flow).releases
+    with ExitStack() as stack:
+        for name in ("consumer a", "streamer"):
+            stack.enter_context(connect_postgres(database_url, application=name))
+        for name in ("penstock consumer a", "penstock consumer a/0.0.9", "penstock consumer b/0.0.9", "shop/7"):
+            stack.enter_context(psycopg.connect(database_url, application_name=name))
+        found, shown = status(Store(connection), redis_client, flow), penstock("status").stdout
+        printed = json.loads(penstock("status", "--json").stdout)["releases"]
+
+    added = {release: count - before.get(release, 0) for release, count in found.releases.items()}
+    assert (added["0.0.9"], added["unknown"], added[find_release()] >= 2) == (2, 1, True)
+    assert "connections of several releases: 0.0.9 (2), " in shown
+    assert (printed["0.0.9"], printed["unknown"]) == (2, 1)
+    assert found.sound
+    assert judge_status(found) == judge_status(replace(found, releases={}))
+
+
 def test_sessions_are_those_of_consumers_of_this_database_that_are_neither_idle_nor_stand_by(
     connection: Connection, database_url: str, postgres: EmbeddedPostgres
 ) -> None:
-    """A process stands by that waits for another one of its consumer."""
+    """A process stands by that waits for another one of its consumer, of whatever release."""
     lock = "SELECT pg_advisory_xact_lock({})"
     with ExitStack() as stack:
 
@@ -189,22 +236,26 @@ def test_sessions_are_those_of_consumers_of_this_database_that_are_neither_idle_
         holder, first = begin("migration", lock.format(1)), begin("penstock consumer b", lock.format(2))
         begin("penstock consumer elsewhere", url=postgres.database_url("postgres"))
         begin("penstock consumer idle").rollback()
+        third = begin("penstock consumer c/0.0.9", lock.format(3))
         for name in ("penstock consumer e", "penstock streamer", "shop"):
             begin(name)
-        waiting = {number: begin(f"penstock consumer {name}") for name, number in (("a", 1), ("b", 2))}
-        pool = stack.enter_context(ThreadPoolExecutor(2))
+        names = {"a": 1, "b": 2, "c/0.1.0": 3}
+        waiting = {number: begin(f"penstock consumer {name}") for name, number in names.items()}
+        pool = stack.enter_context(ThreadPoolExecutor(3))
+        stack.callback(third.rollback)
         stack.callback(first.rollback)
         stack.callback(holder.rollback)
         for number, waiter in waiting.items():
             pool.submit(waiter.execute, lock.format(number).encode())
         waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
-        eventually(lambda: len(connection.execute(waits).fetchall()) == 2, "both wait")
+        eventually(lambda: len(connection.execute(waits).fetchall()) == 3, "all wait")
         found = read_sessions(Store(connection), longer_s=0.0)
 
         assert read_sessions(Store(connection), longer_s=3600) == ()
         assert sorted((each.application.removeprefix(APPLICATION), each.kind) for each in found) == [
             ("a", "blocked"),
             ("b", "handler"),
+            ("c/0.0.9", "handler"),
             ("e", "handler"),
         ]
         assert {each.pid for each in found if each.kind == "handler"} >= {first.info.backend_pid}

@@ -13,7 +13,7 @@ from penstock import Log, Pipeline, Snooze
 from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection, connect_postgres, name_application
 from penstock.database.registry import register_consumer
 from penstock.database.store import Store
 from penstock.errors import SchemaMissing, ServerUnavailable
@@ -99,7 +99,7 @@ def test_the_oldest_open_transaction_is_named(
         pid = slow.info.backend_pid
 
     assert found is not None
-    assert found.application == "penstock slow report"
+    assert found.application == name_application("slow report")
     assert found.state == "idle in transaction"
     assert found.pid == pid
 

@@ -94,7 +94,7 @@ class WithoutSnapshots:
 
     def _cut(self) -> None:
         self._connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'penstock lost'"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock lost'"
         )
 
 

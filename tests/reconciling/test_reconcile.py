@@ -250,7 +250,7 @@ def test_fifty_bootstraps_under_load_with_kills(run: Run, working: Any, bank: Co
     def kill() -> None:
         """Closes the connections, as Postgres sees a SIGKILL."""
         bank.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock bootstrap'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock bootstrap'"
         )
 
     change(bank, 100)

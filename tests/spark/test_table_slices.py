@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fixtures.constants import SetConstants
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, name_application
 from penstock.errors import InvalidSetting, PenstockError, SnapshotLost, Unknown
 from penstock.records import Offset, Shard, ShardName
 from penstock.spark import snapshot
@@ -67,7 +67,7 @@ def test_its_connections_have_a_name(database_url: str) -> None:
 
     [batch] = list[Any](reader.read(part))
 
-    assert batch.column("name").to_pylist() == ["penstock spark"]
+    assert batch.column("name").to_pylist() == [name_application("spark")]
 
 
 RELATIONS = {

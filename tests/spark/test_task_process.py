@@ -9,7 +9,7 @@ from penstock.database.connections import Connection, TableConnection, WorkerCon
 from penstock.spark.sources import task_process
 from penstock.spark.sources.task_process import arrow, postgres, redis_client
 
-TERMINATE = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'penstock spark'"
+TERMINATE = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock spark'"
 
 
 @pytest.fixture

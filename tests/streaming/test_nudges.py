@@ -28,7 +28,7 @@ def nudges(database_url: str) -> Iterator[Nudges]:
 
 def listeners(connection: Connection) -> int:
     row = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock nudges' AND datname = current_database()"
+        "SELECT count(*) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock nudges' AND datname = current_database()"
     ).fetchone()
     assert row is not None
     return int(row[0])
@@ -139,7 +139,7 @@ def test_after_ten_seconds_nudges_are_listened_for_again(
         notify(connection, 1, 2 * MAX_PAYLOAD_BYTES - 1000)
     else:
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock nudges' "
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock nudges' "
             "AND datname = current_database()"
         )
     eventually(lambda: not is_listening(timed), "it is noticed")
@@ -159,7 +159,7 @@ def test_a_streamer_whose_listening_connection_is_ended_goes_on(
 ) -> None:
     streamer.drain()
     connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock nudges' "
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock nudges' "
         "AND datname = current_database()"
     )
     stage_rows(connection, things, 10)

@@ -222,7 +222,7 @@ def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks
             before = next_slot()
             for _ in range(2):
                 connection.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock streamer' "
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock streamer' "
                     "AND datname = current_database()"
                 )
                 redis_client.flushdb()

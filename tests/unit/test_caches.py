@@ -115,6 +115,7 @@ CACHES: dict[str, tuple[Callable[..., Any], Calls]] = {
 ELSEWHERE = {
     "batches/columns._zstd": "without inputs",
     "console/rendering._templates": "without inputs",
+    "display.find_release": "without inputs",
     "django/django_pipeline._map_model": "tests/django_app",
     "parsing._decoder": "without inputs",
     "schema/revisions.newest_shipped": "without inputs",

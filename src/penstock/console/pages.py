@@ -5,6 +5,7 @@ and reasons, which may quote what a handler has said of a record.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -409,7 +410,8 @@ def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
 def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> PageContent:
     with reading.postgres() as store:
         sessions = list_sessions(store)
-    return PageContent(_cut("sessions", sessions), sessions)
+    releases = Counter(sorted(session.release or "unknown" for session in sessions))
+    return PageContent({"releases": releases, **_cut("sessions", sessions)}, sessions)
 
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> PageContent:

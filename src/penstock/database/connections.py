@@ -53,6 +53,7 @@ from penstock.database.transactions import (
     set_local_in_one,
     table_settings,
 )
+from penstock.display import find_release
 from penstock.errors import InvalidSetting
 
 EXAMPLE = "postgresql://host/database"
@@ -344,6 +345,20 @@ ADAPTERS = _make_adapters()
 connections of its process."""
 
 
+APPLICATION_BYTES = 63
+"""What Postgres keeps of an application name, in bytes."""
+
+
+def name_application(application: str) -> str:
+    """Returns the application name of a connection, with the release behind it.
+
+    The release is left out where Postgres would cut it.
+    """
+    name = f"penstock {application}"
+    whole = f"{name}/{find_release()}"
+    return whole if len(whole.encode()) <= APPLICATION_BYTES else name
+
+
 def connect_postgres(
     url: str,
     *,
@@ -362,7 +377,7 @@ def connect_postgres(
             plain_url(url),
             autocommit=True,
             context=ADAPTERS,
-            application_name=f"penstock {application}",
+            application_name=name_application(application),
             client_encoding="UTF8",  # whatever the role's is
             **_keepalive(timeouts),
         )
@@ -500,7 +515,7 @@ def _engine_options(application: str, timeouts: Timeouts | None) -> dict[str, An
         # Its type would be looked up at connecting, by a statement that trusts the search_path.
         "use_native_hstore": False,
         "connect_args": {
-            "application_name": f"penstock {application}",
+            "application_name": name_application(application),
             "client_encoding": "UTF8",  # whatever the role's is
             "prepare_threshold": None,  # until it is known that no pooler stands between
             **_keepalive(timeouts),

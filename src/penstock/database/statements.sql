@@ -104,7 +104,7 @@ SELECT DISTINCT blocker.pid, coalesce(a.usename::text, ''), coalesce(a.applicati
 FROM pg_stat_activity waiting
 CROSS JOIN LATERAL unnest(pg_blocking_pids(waiting.pid)) AS blocker (pid)
 LEFT JOIN pg_stat_activity a ON a.pid = blocker.pid
-WHERE waiting.application_name = 'penstock init' AND waiting.datname = current_database()
+WHERE split_part(waiting.application_name, '/', 1) = 'penstock init' AND waiting.datname = current_database()
 ORDER BY blocker.pid;
 
 -- :name triggers

@@ -1,6 +1,6 @@
 -- :name sequencer_state
 -- The last tick, and the transaction that has been open longest: its own records wait for it.  And whether a consumer is at work,
--- so that the sessions are to be read.
+-- so that the sessions are to be read; and the releases of Penstock's other sessions, empty where they do not say.
 SELECT t.tick, t.epoch,
        extract(epoch FROM clock_timestamp() - t.at)::float8 AS tick_s,
        pg_snapshot_xmax(t.snapshot)::text AS next,
@@ -12,7 +12,12 @@ SELECT t.tick, t.epoch,
            FROM pg_stat_activity
            WHERE datname = current_database() AND starts_with(application_name, 'penstock consumer ')
              AND state IS DISTINCT FROM 'idle'
-       ) AS has_sessions
+       ) AS has_sessions,
+       ARRAY(
+           SELECT split_part(application_name, '/', 2)
+           FROM pg_stat_activity
+           WHERE datname = current_database() AND starts_with(application_name, 'penstock ') AND pid <> pg_backend_pid()
+       ) AS releases
 FROM {schema}.ticks t
 LEFT JOIN LATERAL (
     SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
@@ -626,14 +631,15 @@ ORDER BY s.name;
 
 -- :name penstock_sessions
 -- Sessions of Penstock's processes, whatever they do; without their queries, which may hold payloads.
-SELECT application_name, pid, usename, host(client_addr), backend_start, state, state_change
+SELECT split_part(application_name, '/', 1), nullif(split_part(application_name, '/', 2), ''), pid, usename,
+       host(client_addr), backend_start, state, state_change
 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'penstock %%'
-ORDER BY application_name, backend_start, pid;
+ORDER BY 1, backend_start, pid;
 
 -- :name worker_sessions
 -- Sessions of consumers whose state has not changed for long, and who holds the locks that they wait for: those that wait for nobody
--- themselves.  One that waits for another process of the same consumer stands by.
+-- themselves.  One that waits for another process of the same consumer, of any release, stands by.
 WITH RECURSIVE sessions AS MATERIALIZED (
     SELECT pid, application_name, state, wait_event_type = 'Lock' OR state IS NULL AS may_wait,
            extract(epoch FROM clock_timestamp() - CASE state WHEN 'active' THEN query_start ELSE state_change END)::float8 AS since_s
@@ -664,5 +670,5 @@ FROM sessions s
 LEFT JOIN holders h ON h.waiting = s.pid
 LEFT JOIN pg_stat_activity a ON a.pid = h.pid
 WHERE (s.since_s >= %(longer_s)s OR s.since_s IS NULL AND h.pid IS NOT NULL)
-  AND a.application_name IS DISTINCT FROM s.application_name
+  AND split_part(a.application_name, '/', 1) IS DISTINCT FROM split_part(s.application_name, '/', 1)
 ORDER BY s.pid, h.pid;

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
+from penstock.database.connections import APPLICATION_BYTES
 from penstock.database.store import Store
 from penstock.display import format_seconds
 
@@ -16,7 +17,10 @@ LONG_S = 5.0
 """Seconds after which a session is shown."""
 
 APPLICATION = "penstock consumer "
-"""Beginning of the application names of consumers and workers; Postgres keeps 63 bytes."""
+"""Beginning of the application names of consumers and workers.
+
+Behind a name is ``/`` and the release: see ``name_application``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Blocker:
 class WorkerSession:
     """A session of a consumer, or of a worker of a queue."""
 
-    application: str  # the name of the consumer after ``APPLICATION``
+    application: str  # the name of the consumer after ``APPLICATION``, and the release
     pid: int
     # ``blocked``: it waits for a lock.  ``handler``: its transaction waits for the handler.
     # ``statement``: a statement runs.
@@ -70,7 +74,8 @@ class WorkerSession:
 
     def belongs_to(self, consumer: str) -> bool:
         """Returns whether this is a session of a consumer."""
-        return self.application == f"{APPLICATION}{consumer}"[:63]
+        name, _, _ = self.application.partition("/")
+        return name == f"{APPLICATION}{consumer}"[:APPLICATION_BYTES]
 
     def __str__(self) -> str:
         """Returns a description, to follow the consumer's name."""
@@ -129,7 +134,8 @@ def read_sessions(store: Store, longer_s: float | None = None) -> tuple[WorkerSe
 class ProcessSession:
     """A session of one of Penstock's processes."""
 
-    application: str
+    application: str  # without the release
+    release: str | None  # None if its name does not say
     pid: int
     user: str | None  # the role that it has logged in as
     host: str | None  # address of its client; None for a socket, or if this role may not see it

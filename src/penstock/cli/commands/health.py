@@ -71,6 +71,9 @@ def _show_status(servers: Connections, *, json: bool, by_shard: bool) -> Status:
 
 def _show_tables(snapshot: Status, *, by_shard: bool) -> None:
     show(_format_head(snapshot))
+    if len(snapshot.releases) > 1:
+        numbers = (f"{release} ({count})" for release, count in snapshot.releases.items())
+        show(f"connections of several releases: {', '.join(numbers)}")
     channels = [*_divide(snapshot.channels, by_shard=by_shard)]
     consumers = [*_divide(snapshot.consumers, by_shard=by_shard)]
     tables = (

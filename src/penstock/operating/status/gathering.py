@@ -1,6 +1,6 @@
 """Reads the status from Redis and Postgres."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -96,6 +96,7 @@ def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) 
         pauses=tables.pauses,
         schedules=tables.schedules,
         sessions=tables.sessions,
+        releases=Counter(sorted(release or "unknown" for release in sequencer["releases"])),
     )
 
 

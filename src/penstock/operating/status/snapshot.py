@@ -1,8 +1,8 @@
 """The status of a pipeline, as values."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -212,6 +212,9 @@ class Status:
     schedules: tuple[RegisteredSchedule, ...] = ()  # those of queues, by name
     # those of consumers that make no progress, by their process
     sessions: tuple[WorkerSession, ...] = ()
+    # connections of Penstock's processes by their release, but for the one that has read this;
+    # ``unknown`` for those that do not say theirs
+    releases: Mapping[str, int] = field(default_factory=dict)
 
     def find_pause(self, consumer: ConsumerStatus) -> Pause | None:
         """Returns the pause that holds a consumer; a reported one is paused in its own database."""

@@ -173,7 +173,7 @@ ORDER BY n.consumer;
 SELECT t.tick, extract(epoch FROM clock_timestamp() - t.at)::float8,
        (SELECT count(*)
         FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = 'penstock streamer'),
+        WHERE datname = current_database() AND split_part(application_name, '/', 1) = 'penstock streamer'),
        (SELECT relrowsecurity FROM pg_class WHERE oid = %(table)s::text::regclass),
        CASE WHEN has_sequence_privilege(pg_get_serial_sequence(%(table)s::text, 'id'), 'SELECT, USAGE')
             THEN coalesce(pg_sequence_last_value(pg_get_serial_sequence(%(table)s::text, 'id')::regclass), 0)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from urllib.parse import quote
 
 import adbc_driver_manager
 from adbc_driver_postgresql import dbapi as adbc
@@ -21,6 +22,7 @@ from penstock.database.connections import (
     TableConnection,
     WorkerConnection,
     connect_postgres,
+    name_application,
     plain_url,
 )
 from penstock.database.driver_errors import LACKS_PRIVILEGE, first_line, hidden_rows
@@ -116,7 +118,8 @@ def arrow(
 
 def _named_in_utf8(url: str) -> str:
     plain = plain_url(url)
-    options = "client_encoding=UTF8&application_name=penstock%20spark"
+    name = quote(name_application("spark"), safe="")
+    options = f"client_encoding=UTF8&application_name={name}"
     return f"{plain}{'&' if '?' in plain else '?'}{options}"
 
 
