@@ -38,6 +38,7 @@ PATHS = (
     "/channels",
     "/channels/things",
     "/channels/jobs/contents",
+    "/channels/things/contents",
     "/jobs",
     "/workers",
     "/schedules",
@@ -149,12 +150,7 @@ def test_an_open_page_follows_the_pipeline_and_asks_for_nothing_twice(
     requests(driver)
     eventually(lambda: 304 in {status for _, status in requests(driver)}, "a page that has not changed", timeout_s=30)
 
-    engine = create_engine(engine_url(database_url))
-    with Session(engine) as session, session.begin():
-        flow.attach(session)
-        stage(session, to=THINGS, key="followed", action="insert", object="thing", data={})
-    engine.dispose()
-    streamer.drain()
+    stage_thing(flow, database_url, streamer, "followed")
 
     row = "[...document.querySelectorAll('tr')].find((tr) => tr.querySelector('th a')?.textContent === 'things')"
     sequenced = f"return {row}.querySelectorAll('td')[3].textContent.trim()"
@@ -184,6 +180,47 @@ def test_a_refresh_keeps_how_far_a_table_was_scrolled_and_where_the_focus_is(
         assert before["scrolled"][-1] == 40
         assert before["focus"] not in {"BODY", "MAIN"}
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def stage_thing(flow: Pipeline, database_url: str, streamer: Streamer, key: str) -> None:
+    engine = create_engine(engine_url(database_url))
+    with Session(engine) as session, session.begin():
+        flow.attach(session)
+        stage(session, to=THINGS, key=key, action="insert", object="thing", data={})
+    engine.dispose()
+    streamer.drain()
+
+
+def count_rounds(driver: Any) -> None:
+    """Counts the page's rounds from now on, those without a request, too."""
+    driver.execute_script(
+        "window.rounds = 0; const real = setTimeout; window.setTimeout = (...a) => { rounds++; return real(...a); }"
+    )
+
+
+def test_the_tail_of_a_log_shows_records_as_they_come_and_is_paused_by_a_key(
+    driver: Any, address: str, flow: Pipeline, database_url: str, streamer: Streamer
+) -> None:
+    def shows(key: str) -> bool:
+        return key in read(driver, "main")
+
+    driver.get(address + "/channels/things/contents")
+    stage_thing(flow, database_url, streamer, "first-to-come")
+    eventually(lambda: shows("first-to-come"), "the new record", timeout_s=30)
+
+    webdriver.ActionChains(driver).send_keys("p").perform()
+    eventually(lambda: read(driver, "#live") == "paused by p", "the page says so")
+    stage_thing(flow, database_url, streamer, "second-to-come")
+    count_rounds(driver)
+    eventually(lambda: driver.execute_script("return window.rounds") >= 1, "no request is under way", timeout_s=30)
+    requests(driver)
+    eventually(lambda: driver.execute_script("return window.rounds") >= 3, "rounds without a request", timeout_s=30)
+    assert not shows("second-to-come")
+    assert requests(driver) == []
+
+    webdriver.ActionChains(driver).send_keys("p").perform()
+    eventually(lambda: shows("second-to-come"), "it goes on", timeout_s=30)
+    assert read(driver, "#live") == "live"
 
 
 STATE = """
@@ -262,9 +299,7 @@ def test_a_hidden_page_asks_for_nothing(driver: Any, address: str) -> None:
     driver.execute_script("Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'})")
     eventually(lambda: read(driver, "#live") == "paused", "the page says so", timeout_s=30)
     requests(driver)
-    driver.execute_script(
-        "window.rounds = 0; const real = setTimeout; window.setTimeout = (...a) => { rounds++; return real(...a); }"
-    )
+    count_rounds(driver)
     eventually(
         lambda: driver.execute_script("return window.rounds") >= 2, "two rounds that could have asked", timeout_s=30
     )

@@ -191,6 +191,20 @@ def test_the_json_beside_a_page_is_what_the_command_prints(see_as: As) -> None:
 
 
 @pytest.mark.usefixtures("scene")
+def test_whoever_follows_a_log_takes_no_connection_to_postgres(see_as: As, set_constants: SetConstants) -> None:
+    client = see_as("see", "keys")
+    paths = [f"/channels/{name}/contents" for name in ("things", "index", "jobs")]
+    assert client.get(paths[0]).status_code == 200, "the status that all viewers share"
+    set_constants("console.status_sampler", WAIT_S=0.0)
+    set_constants("console.reading", CONNECTIONS=0)
+    answers = [client.get(path) for path in (*paths, "/actions")]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 503]
+    assert [" data-live" in answer.text for answer in answers[:3]] == [True] * 3
+    assert "things/0 offset 1" in answers[0].text
+
+
+@pytest.mark.usefixtures("scene")
 def test_a_page_that_has_not_changed_is_not_sent_again(see_as: As) -> None:
     client = see_as(*RIGHTS)
     first = client.get("/consumers/applies")

@@ -22,10 +22,10 @@ from penstock.console.access import Visitor
 from penstock.console.reading import HIDDEN, Page, PageContent, Reading, find_named
 from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.database.registry import RegisteredChannel
+from penstock.declaring.kinds import get_traits
 from penstock.errors import InvalidName, Unknown
 from penstock.operating import letters
-from penstock.operating.channels import find_channel
+from penstock.operating.channels import find_channel, unknown_channel
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.jobs.queue_limits import KINDS, list_limits
@@ -199,13 +199,19 @@ def _is_at_rest(shard: ShardStatus) -> bool:
 def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     """Returns the newest records of a log, or what has waited longest.
 
-    Messages of a queue and members of an Ick wait.
+    Messages of a queue and members of an Ick wait.  Redis alone is asked: viewers may follow it.
     """
     name = request.path_params["name"]
-    with reading.postgres() as store:
-        channel = find_channel(store, name)
+    sample, status = reading.status(visitor)
+    channel = next((channel for channel in status.channels if channel.channel == name), None)
+    if channel is None or channel.keep_s is None:
+        with reading.postgres() as store:
+            raise unknown_channel(store, name)
+    names = [
+        ShardName(name, Shard(shard.shard)) for shard in channel.shards if not shard.unknown
+    ]
     # Those of the newest generation first: new records are there.
-    shards = _choose_shards(channel, request.query_params.get("shard"))
+    shards = _choose_shards(names[::-1], request.query_params.get("shard"))
     namespace = reading.scope.namespace
     with reading.redis() as client:
         items = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
@@ -225,26 +231,22 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Page
             content | {"key": HIDDEN, "tenant": content["tenant"] and HIDDEN}
             for content in contents
         ]
-    read = min(len(shards), MAX_READ) if channel.traits.keeps_records else len(shards)
+    keeps_records = get_traits(channel.kind).keeps_records
     cut = {
-        "read": read,
+        "read": min(len(shards), MAX_READ) if keeps_records else len(shards),
+        "total": len(names),
         "shard": request.query_params.get("shard") or "",
         "is_full": len(contents) == CONTENTS,
     }
-    return PageContent({"channel": channel, "contents": contents, **cut}, contents)
+    return PageContent({"channel": channel, "contents": contents, **cut}, contents, sample)
 
 
-def _choose_shards(channel: RegisteredChannel, text: str | None) -> tuple[ShardName, ...]:
-    """Returns the shard that is asked for, or all.
-
-    Those of the newest generation come first.
-    """
-    if not text:
-        return channel.shard_names[::-1][:MAX_SHARDS]
-    chosen = tuple(name for name in channel.shard_names if str(name.shard) == text)
+def _choose_shards(names: Sequence[ShardName], text: str | None) -> Sequence[ShardName]:
+    """Returns the shard that is asked for, or the first of all."""
+    chosen = [name for name in names if str(name.shard) == text] if text else names[:MAX_SHARDS]
     if not chosen:
         raise Unknown(
-            f"{channel.name} has no shard {text!r}; it has {channel.total_shards}, from 0 on"
+            f"{names[0].channel} has no shard {text!r}; it has {len(names)}, from 0 on"
         )
     return chosen
 
@@ -466,7 +468,7 @@ PAGES: Mapping[str, Page] = {
         Page("overview.html", _read_overview, "/", "Overview"),
         Page("channels.html", _read_channels, "/channels", "Channels"),
         Page("channel.html", _read_channel, "/channels/{name}"),
-        Page("contents.html", _read_contents, "/channels/{name}/contents", is_live=False),
+        Page("contents.html", _read_contents, "/channels/{name}/contents"),
         Page("tenants.html", _read_tenants, "/channels/{name}/tenants", is_live=False),
         Page("limits.html", _read_limits, "/channels/{name}/limits", is_live=False),
         *job_pages.PAGES,

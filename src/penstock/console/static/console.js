@@ -59,25 +59,27 @@ function prepare() {
 }
 
 let shown = "";  // the tag of what is shown
+let isPaused = false;  // by a key
 
 async function follow() {
   const main = document.querySelector("main[data-live]");
   if (!main) return;
   const isTyping = document.activeElement.matches("main input");
-  if (document.visibilityState === "visible" && getSelection().isCollapsed && !isTyping) {
+  if (document.visibilityState === "visible" && !isPaused && getSelection().isCollapsed && !isTyping) {
     try {
       const answer = await fetch(location.href, {cache: "no-store", headers: {"If-None-Match": shown}});
       if (answer.redirected || answer.status === 401) return location.reload();
-      if (answer.ok || answer.status === 503) {
-        replace(main, await answer.text());
+      const html = await answer.text();
+      if (!isPaused && (answer.ok || answer.status === 503)) {
+        replace(main, html);
         shown = answer.headers.get("ETag") || "";
       }
-      show(answer.ok || answer.status === 304 ? "live" : "waiting");
+      if (!isPaused) show(answer.ok || answer.status === 304 ? "live" : "waiting");
     } catch {
       show("no answer");
     }
   } else {
-    show("paused");
+    show(isPaused ? "paused by p" : "paused");
   }
   setTimeout(follow, EVERY_MS);
 }
@@ -99,6 +101,7 @@ document.addEventListener("keydown", (event) => {
   const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
   if (event.key === "/") document.querySelector(".find input")?.focus();
   else if (event.key === "?") document.getElementById("keys")?.showModal();
+  else if (event.key === "p" && document.querySelector("main[data-live]")) show((isPaused = !isPaused) ? "paused by p" : "live");
   else if (step && row >= 0) rows[row + step]?.focus();
   else return;
   event.preventDefault();
