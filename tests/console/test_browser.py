@@ -35,6 +35,7 @@ pytestmark = [
 
 PATHS = (
     "/",
+    "/charts",
     "/channels",
     "/channels/things",
     "/channels/jobs/contents",

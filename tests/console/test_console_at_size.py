@@ -35,6 +35,7 @@ FROM generate_series(1, {TENANTS}) AS n
 """
 PATHS = (
     "/",
+    "/charts",
     "/channels",
     "/channels/wide",
     "/channels/wide/contents",

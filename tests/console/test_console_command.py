@@ -39,6 +39,8 @@ def test_it_prints_a_link_answers_and_ends_with_a_signal(penstock: CommandLine) 
         (("--trace-url", "javascript:alert('{trace_id}')"), "give an address of https or http"),
         (("--trace-url", "https://{trace_id}.example/"), "give an address of https or http"),
         (("--trace-url", "https://traces.example/"), "such as https://traces.example/trace/{trace_id}"),
+        (("--prometheus-url", "file:///etc/passwd"), "give an address of http or https"),
+        (("--prometheus-url", "http://ann:secret@prometheus:9090"), "such as http://prometheus:9090"),
         (("--proxy", "X-User", "--users", "users.toml"), "give HEADER@ADDRESS"),
         (("--root-path", "penstock/"), "give a path such as /penstock"),
         (("--users", "missing.toml"), "cannot be read"),

@@ -33,6 +33,7 @@ LETTER_FIELDS = "consumer=refuses&channel=things&shard=0&offset=1"
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "/": ("/",),
+    "/charts": ("/charts", "/charts?period=day"),
     "/channels": ("/channels",),
     "/channels/{name}": ("/channels/things", "/channels/index", "/channels/jobs"),
     "/channels/{name}/contents": tuple(f"/channels/{name}/contents" for name in ("things", "index", "jobs")),

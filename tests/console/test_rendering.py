@@ -1,5 +1,6 @@
 """Numbers, rates, times and lines as people see them."""
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -45,6 +46,14 @@ def test_times_are_in_utc() -> None:
     assert format_time(at) == '<time datetime="2026-11-28T23:02:03+00:00">2026-11-28 23:02:03 UTC</time>'
     assert format_time(at.astimezone(UTC)) == format_time(at)
     assert format_time(None) == "-"
+
+
+def test_a_line_has_a_gap_where_nothing_is_known() -> None:
+    drawn = draw_line([None, 4, 2, None, 0], "lag")
+
+    assert re.findall(r'<polyline points="(.*?)"/>', drawn) == ["40.0,2.0 80.0,16.5", "160.0,31.0"]
+    assert "points" not in draw_line([None, None], "lag")
+    assert re.findall(r'<polygon points="(.*?)"/>', drawn)[0] == "40,32 40.0,2.0 80.0,16.5 80,32"
 
 
 @pytest.mark.parametrize(

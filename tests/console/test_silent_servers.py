@@ -175,7 +175,10 @@ def test_pages_take_a_few_connections_and_say_so_who_find_none(
     streamer.drain()
     endless = Timeouts(statement_s=ENDLESS_S, lock_s=ENDLESS_S)
     set_constants("console.status_sampler", TIMEOUTS=endless, WAIT_S=0.1)
-    visitors.visitor, waiting = VISITORS["acts"], "split_part(application_name, '/', 1) = 'penstock console' AND wait_event_type = 'Lock'"
+    visitors.visitor, waiting = (
+        VISITORS["acts"],
+        "split_part(application_name, '/', 1) = 'penstock console' AND wait_event_type = 'Lock'",
+    )
     console = make_console(flow, database_url, redis_url, access=visitors)
     with ThreadPoolExecutor(10) as pool, connect_postgres(database_url, application="test") as holder:
         with holder.transaction():

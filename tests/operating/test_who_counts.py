@@ -433,7 +433,7 @@ PAGES_THAT_COUNT = {
 }
 PAGES_THAT_DO_NOT = {
     *("/channels/{name}/contents", "/channels/{name}/limits", "/actions", "/find"),
-    *("/jobs", "/jobs/{queue}/{id:int}", "/schedules", "/icks", "/workers"),  # of one queue, or lists
+    *("/jobs", "/jobs/{queue}/{id:int}", "/schedules", "/icks", "/workers", "/charts"),  # of one queue, or lists
     "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}",
 }
 

@@ -4,6 +4,7 @@
     access           who may see and do what: a link, a file of users, a proxy, or the application
                      around it
     status_sampler   one reader of the status for all viewers, with the history of the last hour
+    history          throughput and lag of an hour or a day, by Prometheus or from memory
     reading          few connections for all pages, and one examination by the doctor; what a
                      visitor may not see of a status
     job_pages        the pages of jobs

@@ -185,23 +185,17 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
     check_pausable(store, kind, name)
     current = find_pause(store, kind, name)
     reason = shlex.quote(form["reason"]) if form.get("reason") else "…"
+    changes = [
+        "What is being applied ends; nothing is begun after it, in any process.",
+        "Applications continue to stage, and the streamer to publish. Retention waits.",
+    ]
+    if kind == "schedule":
+        changes = ["No job of it is staged, by any streamer, until it is resumed."]
+    if current is not None:
+        changes.append(f"It is paused already, and only the reason changes: {current}")
     return Plan(
         f"Pause {kind} {name}",
-        (
-            *(
-                ["No job of it is staged, by any streamer, until it is resumed."]
-                if kind == "schedule"
-                else [
-                    "What is being applied ends; nothing is begun after it, in any process.",
-                    "Applications continue to stage, and the streamer to publish. Retention waits.",
-                ]
-            ),
-            *(
-                [f"It is paused already, and only the reason changes: {current}"]
-                if current is not None
-                else []
-            ),
-        ),
+        tuple(changes),
         f"penstock {kind}s pause {name} --reason {reason}",
         {"kind": kind, "name": name},
         _page(kind, name),
@@ -356,25 +350,17 @@ def _plan_letters(
     letter_filter = replace(
         letter_filter, until=max(group.last_at for group in groups) + timedelta(microseconds=1)
     )
-    unlisted = len(groups) - MAX_KINDS
+    counts = [f"{group.letters:,} of {group.channel}, {group.error}" for group in groups]
+    if unlisted := len(counts[MAX_KINDS:]):
+        further = format_count(unlisted, "further error")
+        counts = [*counts[:MAX_KINDS], f"and others, of {further}"]
     options = "".join(
         f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields
     )
     return Plan(
         f"{verb.capitalize()} "
         f"{format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
-        (
-            *(
-                f"{group.letters:,} of {group.channel}, {group.error}"
-                for group in groups[:MAX_KINDS]
-            ),
-            *(
-                [f"and others, of {format_count(unlisted, 'further error')}"]
-                if unlisted > 0
-                else []
-            ),
-            *changes,
-        ),
+        (*counts, *changes),
         f"penstock dead-letters {verb} {consumer} "
         f"--all{options}{' --apply' if verb == 'drop' else ''}",
         fields,
@@ -400,18 +386,15 @@ def _plan_drop(servers: ActingServers, form: Form) -> Plan:
 
 def _plan_cancel(servers: ActingServers, form: Form) -> Plan:
     queue, job_filter, notes = _choose_jobs(servers, form)
-    is_one = len(job_filter.ids or ()) == 1
-    is_tenant = replace(job_filter, tenant=None, up_to=None) == JobFilter()
-    title = (
-        f"Cancel job {(job_filter.ids or ('',))[0]} of {queue}"
-        if is_one
-        else f"Cancel jobs of {queue}"
-    )
+    ids = job_filter.ids or ()
+    title = f"Cancel job {ids[0]} of {queue}" if len(ids) == 1 else f"Cancel jobs of {queue}"
+    if job_filter.tenant and replace(job_filter, tenant=None, up_to=None) == JobFilter():
+        title = f"Cancel the jobs of a tenant in {queue}"
     return _make_jobs_plan(
         "cancel",
-        f"Cancel the jobs of a tenant in {queue}" if is_tenant and job_filter.tenant else title,
+        title,
         (
-            f"{'It' if is_one else 'They'} will never take effect.",
+            f"{'It' if len(ids) == 1 else 'They'} will never take effect.",
             (
                 "A worker that has begun to write for one is asked to roll back: it does, "
                 "unless it commits at this moment."
@@ -498,20 +481,16 @@ def _make_jobs_plan(
     names = ("id", "tenant", "key", "unique", "state", "before", "all", "due")
     fields = {name: change.form[name] for name in names if change.form.get(name)}
     filters = {name: text for name, text in fields.items() if name not in {"all", "due"}}
+    if change.job_filter.up_to:
+        changes = (*changes, "Jobs staged after this plan stay as they are.")
+        fields["up_to"] = str(change.job_filter.up_to)
     return Plan(
         title,
-        (
-            *changes,
-            *(["Jobs staged after this plan stay as they are."] if change.job_filter.up_to else []),
-        ),
+        changes,
         jobs_command(
             replace(change.job_filter, up_to=None), verb, change.queue, *filter(None, [change.due])
         ),
-        {
-            "channel": change.queue,
-            **fields,
-            **({"up_to": str(change.job_filter.up_to)} if change.job_filter.up_to else {}),
-        },
+        {"channel": change.queue, **fields},
         f"/jobs?{urlencode({'queue': change.queue, **({} if 'id' in filters else filters)})}",
         lambda _: _run(run, is_later=True),
         confirm=change.confirm,
@@ -544,16 +523,10 @@ def _choose_jobs(
             break
     if not count:
         raise Unknown(f"{queue} has no such job that is not done")
-    notes = (
-        [f"A plan takes up to {MAX_CHOSEN:,}; another one takes the next."]
-        if count >= MAX_CHOSEN
-        else []
-    )
-    return (
-        queue,
-        replace(job_filter, up_to=job_filter.up_to or last),
-        (f"{format_count(count, 'job')} now.", *notes),
-    )
+    notes = [f"{format_count(count, 'job')} now."]
+    if count >= MAX_CHOSEN:
+        notes.append(f"A plan takes up to {MAX_CHOSEN:,}; another one takes the next.")
+    return queue, replace(job_filter, up_to=job_filter.up_to or last), tuple(notes)
 
 
 def _plan_limit(servers: ActingServers, form: Form) -> Plan:

@@ -80,14 +80,9 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
                 client, lambda redis: find_page(store, redis, name, job_filter, int(after))
             )
     jobs = [_conceal(job, visitor) for job in page.jobs]
-    fixed = {
-        **filters,
-        **(
-            {}
-            if job_filter.before is None
-            else {"before": job_filter.before.isoformat(timespec="seconds")}
-        ),
-    }
+    fixed = dict(filters)
+    if job_filter.before is not None:
+        fixed["before"] = job_filter.before.isoformat(timespec="seconds")
     values = {
         "queues": [queue.channel for queue in queues],
         "queue": name,
@@ -167,7 +162,7 @@ def _count(sample: Sample, status: Status, channel: ChannelStatus) -> Mapping[st
             for name in ("waiting", "leased", "delayed")
         },
         "in_postgres": sum(shard.in_postgres for shard in channel.shards),
-        "dead_letters": sum(shard.dead_letters for reader in readers for shard in reader.shards),
+        "dead_letters": sum(reader.dead_letters for reader in readers),
         "done": max(0, last - first) if points else None,
         "done_s": points[-1].time_s - points[0].time_s if points else 0.0,
     }

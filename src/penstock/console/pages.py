@@ -19,11 +19,12 @@ from penstock.channels.log.streams import MAX_READ
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
 from penstock.console import job_pages, record_pages
 from penstock.console.access import Visitor
+from penstock.console.history import PERIODS, recall
 from penstock.console.reading import HIDDEN, Page, PageContent, Reading, find_named
 from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.declaring.kinds import get_traits
-from penstock.errors import InvalidName, Unknown
+from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
 from penstock.operating.channels import find_channel, unknown_channel
 from penstock.operating.doctor.check import CheckResult
@@ -57,10 +58,7 @@ class Lane:
 
     consumer: ConsumerStatus
     state: str
-    lag: int
-    lag_s: float
     rate: float | None
-    dead_letters: int
     history: list[int]
 
 
@@ -71,6 +69,8 @@ def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> PageConten
     waits = sum(shard.staged for shard in shards)
     read = [(shard.sequenced, shard.published) for shard in shards if shard.published is not None]
     names = [channel.channel for channel in status.channels]
+    checkpoints = [shard for consumer in status.consumers for shard in consumer.shards]
+    passing = [(consumer.consumer, consumer.channel) for consumer in status.consumers]
     lanes = [make_lane(sample, status, consumer) for consumer in consumers]
     values = {
         "status": status,
@@ -86,13 +86,9 @@ def _read_overview(reading: Reading, visitor: Visitor, _: Request) -> PageConten
                 sample.rate("published", *names),
             ),
             "unread": len(shards) - len(read),
-            "lag": sum(shard.lag for consumer in status.consumers for shard in consumer.shards),
-            "passed": sum(
-                shard.checkpoint for consumer in status.consumers for shard in consumer.shards
-            ),
-            "rate": sample.rate(
-                "passed", *((consumer.consumer, consumer.channel) for consumer in status.consumers)
-            ),
+            "lag": sum(consumer.lag for consumer in status.consumers),
+            "passed": sum(shard.checkpoint for shard in checkpoints),
+            "rate": sample.rate("passed", *passing),
         },
         "troubles": find_troubles(status),
         "channels": channels,
@@ -117,19 +113,11 @@ def find_troubles(status: Status) -> list[CheckResult]:
 
 def make_lane(sample: Sample, status: Status, consumer: ConsumerStatus) -> Lane:
     """Returns a consumer with the values of its lane."""
-    lag = sum(shard.lag for shard in consumer.shards)
-    return Lane(
-        consumer,
-        find_state(status, consumer, lag),
-        lag,
-        max((shard.lag_s for shard in consumer.shards), default=0.0),
-        sample.rate("passed", (consumer.consumer, consumer.channel)),
-        sum(shard.dead_letters for shard in consumer.shards),
-        sample.lags(consumer),
-    )
+    rate = sample.rate("passed", (consumer.consumer, consumer.channel))
+    return Lane(consumer, find_state(status, consumer), rate, sample.lags(consumer))
 
 
-def find_state(status: Status, consumer: ConsumerStatus, lag: int) -> str:
+def find_state(status: Status, consumer: ConsumerStatus) -> str:
     """Returns a consumer's state in a word."""
     if status.find_pause(consumer) is not None:
         return "paused"
@@ -137,7 +125,23 @@ def find_state(status: Status, consumer: ConsumerStatus, lag: int) -> str:
         return "halted"
     if any(shard.waiting is not None for shard in consumer.shards):
         return "waiting"
-    return "behind" if lag else "up to date"
+    return "behind" if consumer.lag else "up to date"
+
+
+def _read_charts(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
+    sample, _ = reading.status(visitor)
+    period = request.query_params.get("period") or "hour"
+    if period not in PERIODS:
+        raise InvalidName(f"period={period!r}: give {' or '.join(PERIODS)}")
+    try:
+        if reading.charts:
+            moments, note = reading.charts[period].get(), ""
+        else:
+            moments, note = recall(sample), "Of a day, and over restarts: --prometheus-url"
+    except ServerUnavailable as error:
+        moments, note = recall(sample), str(error)
+    values = {"moments": moments, "period": "hour" if note else period, "note": note}
+    return PageContent(values, moments, sample)
 
 
 def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> PageContent:
@@ -207,9 +211,7 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Page
     if channel is None or channel.keep_s is None:
         with reading.postgres() as store:
             raise unknown_channel(store, name)
-    names = [
-        ShardName(name, Shard(shard.shard)) for shard in channel.shards if not shard.unknown
-    ]
+    names = [ShardName(name, Shard(shard.shard)) for shard in channel.shards if not shard.unknown]
     # Those of the newest generation first: new records are there.
     shards = _choose_shards(names[::-1], request.query_params.get("shard"))
     namespace = reading.scope.namespace
@@ -245,9 +247,7 @@ def _choose_shards(names: Sequence[ShardName], text: str | None) -> Sequence[Sha
     """Returns the shard that is asked for, or the first of all."""
     chosen = [name for name in names if str(name.shard) == text] if text else names[:MAX_SHARDS]
     if not chosen:
-        raise Unknown(
-            f"{names[0].channel} has no shard {text!r}; it has {len(names)}, from 0 on"
-        )
+        raise Unknown(f"{names[0].channel} has no shard {text!r}; it has {len(names)}, from 0 on")
     return chosen
 
 
@@ -305,9 +305,7 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Page
             for shard in sorted(consumer.shards, key=is_at_rest)[:MAX_SHARDS]
         ],
         "more": sum(len(consumer.shards[MAX_SHARDS:]) for consumer in consumers),
-        "is_paused": any(
-            (pause.kind, pause.name) == ("consumer", name) for pause in status.pauses
-        ),
+        "is_paused": any((pause.kind, pause.name) == ("consumer", name) for pause in status.pauses),
         "troubles": [
             trouble for trouble in find_troubles(status) if is_about(name, trouble.message)
         ],
@@ -466,6 +464,7 @@ PAGES: Mapping[str, Page] = {
     page.path: page
     for page in (
         Page("overview.html", _read_overview, "/", "Overview"),
+        Page("charts.html", _read_charts, "/charts"),
         Page("channels.html", _read_channels, "/channels", "Channels"),
         Page("channel.html", _read_channel, "/channels/{name}"),
         Page("contents.html", _read_contents, "/channels/{name}/contents"),

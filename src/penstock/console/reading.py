@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.server import connect_redis
 from penstock.console.access import Right, Visitor
+from penstock.console.history import PERIODS, Moment, ask_prometheus
 from penstock.console.status_sampler import TIMEOUTS, WAIT_S, Sample, StatusSampler
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
@@ -28,14 +30,15 @@ from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, St
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Scope
 
+T = TypeVar("T")
+
 HIDDEN = "(not for this visitor)"
 
 CONNECTIONS = 4
 """Connections to Postgres of all pages together, beside the one that reads the status."""
 
 REMEMBERED_S = 5.0
-"""Seconds for which a failure of Postgres is remembered, and the doctor's results, which take a
-while."""
+"""Seconds for which a failure of Postgres is remembered, and what takes a while to read."""
 
 
 @dataclass
@@ -89,26 +92,78 @@ class ConnectionPool:
 
 
 @dataclass
-class _Examination:
-    """Results of the doctor, or an examination under way."""
+class _SharedReading(Generic[T]):
+    """A reading, or one that is under way."""
 
-    results: Future[list[CheckResult]] = field(default_factory=Future)
+    result: Future[T] = field(default_factory=Future)
     started_at: float = field(default_factory=monotonic)
     ended_at: float | None = None
+
+
+class Shared(Generic[T]):
+    """A result that is read for all pages at once; it, or its error, holds ``REMEMBERED_S``."""
+
+    def __init__(self, read: Callable[[], T], late: str) -> None:
+        """Sets up; ``late`` is the error of pages that have waited ``WAIT_S``."""
+        self._read, self._late, self._lock = read, late, threading.Lock()
+        # the last one, and the one before it, which may have a result
+        self._attempts: list[_SharedReading[T]] = []
+
+    def get(self) -> T:
+        """Returns the result, or raises its error.
+
+        While another one is read, that before is shown.  Without any, pages wait for it, together
+        no longer than ``WAIT_S``.
+        """
+        with self._lock:
+            last = self._attempts[-1] if self._attempts else None
+            is_due = last is None or (
+                last.ended_at is not None and monotonic() - last.ended_at > REMEMBERED_S
+            )
+            if last is None or is_due:
+                last = _SharedReading()
+                self._attempts = [*self._attempts[-1:], last]
+            previous = self._attempts[0]
+        if is_due:
+            self._make(last)
+        elif last.ended_at is None and previous is not last and previous.result.exception() is None:
+            last = previous
+        try:
+            return last.result.result(max(0.0, last.started_at + WAIT_S - monotonic()))
+        except TimeoutError:
+            raise ServerUnavailable(self._late) from None
+
+    def _make(self, attempt: _SharedReading[T]) -> None:
+        try:
+            attempt.result.set_result(self._read())
+        except Exception as error:  # noqa: BLE001  it is raised for each page that has asked
+            attempt.result.set_exception(error)
+        finally:
+            attempt.ended_at = monotonic()
 
 
 class Reading:
     """Connections and results that pages share."""
 
     def __init__(
-        self, pipeline: Pipeline | None, database_url: str, redis_url: str, sampler: StatusSampler
+        self,
+        pipeline: Pipeline | None,
+        database_url: str,
+        redis_url: str,
+        sampler: StatusSampler,
+        prometheus_url: str | None = None,
     ) -> None:
         """Sets up; the first page connects."""
         self.pipeline, self.sampler = pipeline, sampler
         self._pool, self._redis_url = ConnectionPool(database_url), redis_url
-        self._lock = threading.Lock()
-        # the last one, and the one before it, which may have results
-        self._examinations: list[_Examination] = []
+        self._doctor = Shared(
+            self._diagnose, "the doctor is still examining the servers: one of them does not answer"
+        )
+        self.charts: Mapping[str, Shared[list[Moment]]] = {}
+        if prometheus_url is not None:
+            ask = partial(ask_prometheus, prometheus_url, self.scope.schema)
+            late = "Prometheus does not answer in time"
+            self.charts = {period: Shared(partial(ask, period), late) for period in PERIODS}
         self._concealed: tuple[Sample, Status] | None = None
 
     @property
@@ -129,42 +184,12 @@ class Reading:
             yield client
 
     def diagnose(self) -> list[CheckResult]:
-        """Returns the doctor's results, or raises its error, the same for ``REMEMBERED_S``.
+        """Returns the doctor's results, or raises its error."""
+        return list(self._doctor.get())
 
-        While it examines, the results before are shown.  Without any, pages wait for it, together
-        no longer than ``WAIT_S``.
-        """
-        with self._lock:
-            last = self._examinations[-1] if self._examinations else None
-            is_due = last is None or (
-                last.ended_at is not None and monotonic() - last.ended_at > REMEMBERED_S
-            )
-            if last is None or is_due:
-                last = _Examination()
-                self._examinations = [*self._examinations[-1:], last]
-            previous = self._examinations[0]
-        if is_due:
-            self._examine(last)
-        elif (
-            last.ended_at is None and previous is not last and previous.results.exception() is None
-        ):
-            last = previous
-        try:
-            return list(last.results.result(max(0.0, last.started_at + WAIT_S - monotonic())))
-        except TimeoutError:
-            raise ServerUnavailable(
-                "the doctor is still examining the servers: one of them does not answer"
-            ) from None
-
-    def _examine(self, examination: _Examination) -> None:
-        try:
-            with self.postgres() as store, self.redis() as client:
-                results = diagnose(store, client, self.pipeline)
-            examination.results.set_result(results)
-        except Exception as error:  # noqa: BLE001  it is raised for each page that has asked
-            examination.results.set_exception(error)
-        finally:
-            examination.ended_at = monotonic()
+    def _diagnose(self) -> list[CheckResult]:
+        with self.postgres() as store, self.redis() as client:
+            return diagnose(store, client, self.pipeline)
 
     def status(self, visitor: Visitor) -> tuple[Sample, Status]:
         """Returns the last sample, which may be old, and what a visitor may see of its status."""

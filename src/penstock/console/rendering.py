@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from io import StringIO
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
@@ -84,22 +85,23 @@ def format_time(value: datetime | None) -> Markup | str:
     )
 
 
-def draw_line(values: Sequence[float], label: str) -> Markup:
-    """Returns a line of the last hour as SVG; its scale begins at 0."""
-    top = max(values, default=0)
-    if len(values) < 2 or top <= 0:  # noqa: PLR2004  a line needs two points
-        points = [(0.0, SPARK_HEIGHT - 1.0), (float(SPARK_WIDTH), SPARK_HEIGHT - 1.0)]
-    else:
-        step, height = SPARK_WIDTH / (len(values) - 1), SPARK_HEIGHT - 3
-        points = [
-            (i * step, SPARK_HEIGHT - 1 - value / top * height) for i, value in enumerate(values)
-        ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+def draw_line(values: Sequence[float | None], label: str) -> Markup:
+    """Returns a line as SVG, with gaps where nothing is known; its scale begins at 0."""
+    top = max((value for value in values if value is not None), default=0) or 1
+    if len(values) < 2 or not (any(values) or None in values):  # noqa: PLR2004  a line needs two
+        values = [0, 0]
+    step, height = SPARK_WIDTH / (len(values) - 1), SPARK_HEIGHT - 3
+    shapes = Markup()
+    for is_gap, run in groupby(enumerate(values), lambda point: point[1] is None):
+        points = [(i * step, SPARK_HEIGHT - 1 - (y or 0) / top * height) for i, y in run]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        area = f"{points[0][0]:g},{SPARK_HEIGHT} {line} {points[-1][0]:g},{SPARK_HEIGHT}"
+        if not is_gap:
+            shapes += Markup('<polygon points="{}"/><polyline points="{}"/>').format(area, line)
     return Markup(
-        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img" '
-        'aria-label="{label}">'
-        '<polygon points="0,{h} {line} {w},{h}"/><polyline points="{line}"/></svg>'
-    ).format(w=SPARK_WIDTH, h=SPARK_HEIGHT, line=line, label=escape(label))
+        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
+        'aria-label="{}">{}</svg>'
+    ).format(SPARK_WIDTH, SPARK_HEIGHT, escape(label), shapes)
 
 
 def respond(
@@ -119,12 +121,9 @@ def respond(
 
 def respond_table(request: Request, value: Any, kind: str) -> Response:
     """Returns a page's rows, the first list in a value, as CSV or as a JSON object a line."""
-    lists = (
-        [member for member in value.values() if isinstance(member, list | tuple)]
-        if isinstance(value, Mapping)
-        else []
-    )
-    rows = lists[0] if lists else value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, Mapping):
+        value = next((rows for rows in value.values() if isinstance(rows, list | tuple)), value)
+    rows = value if isinstance(value, list | tuple) else [value]
     texts = [to_json(row) for row in rows]
     if kind == "ndjson":
         return respond(request, "".join(f"{text}\n" for text in texts), "application/x-ndjson")

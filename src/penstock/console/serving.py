@@ -16,7 +16,6 @@ from penstock.errors import InvalidSetting
 GRACE_S = 2
 """Seconds in which open requests may end."""
 
-
 HEAD_S = 10.0
 """Seconds in which a client has to send the head of a request, from its first byte or from the
 connection on."""

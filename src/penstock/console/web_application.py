@@ -64,6 +64,9 @@ HEALTH = "/healthz"
 TRACE_URL = r"https?://[A-Za-z0-9.:\[\]-]+/[!-;=?-z~]*\{trace_id\}[!-;=?-z~]*"
 """Pattern of the address of a trace: its host is fixed, and ``{trace_id}`` comes once."""
 
+PROMETHEUS_URL = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?"
+"""Pattern of the address of Prometheus, maybe below a path."""
+
 MAX_FORM = 10_000
 """Limit of a form, in bytes."""
 
@@ -158,6 +161,7 @@ def make_console(  # noqa: PLR0913  the choices of a console
     acting_database_url: str | None = None,
     hosts: Collection[str] | None = None,
     trace_url: str | None = None,
+    prometheus_url: str | None = None,
 ) -> Console:
     """Returns the console as an ASGI application, to be mounted in another one or run by itself.
 
@@ -172,18 +176,23 @@ def make_console(  # noqa: PLR0913  the choices of a console
             it.
         trace_url: Page of a trace in a tracing system, with ``{trace_id}`` in it; records with a
             trace link to it.
+        prometheus_url: Prometheus, which scrapes ``penstock metrics``: charts are made from it.
 
     Raises:
-        InvalidSetting: ``trace_url`` is no such address.
+        InvalidSetting: ``trace_url`` or ``prometheus_url`` is no such address.
     """
     if trace_url is not None and not re.fullmatch(TRACE_URL, trace_url):
         raise InvalidSetting(
             f"--trace-url {trace_url!r}: give an address of https or http, such as "
             "https://traces.example/trace/{trace_id}"
         )
-    reading = Reading(
-        pipeline, database_url, redis_url, StatusSampler(pipeline, database_url, redis_url)
-    )
+    if prometheus_url is not None and not re.fullmatch(PROMETHEUS_URL, prometheus_url):
+        raise InvalidSetting(
+            "--prometheus-url: give an address of http or https without a user, such as "
+            "http://prometheus:9090"
+        )
+    sampler = StatusSampler(pipeline, database_url, redis_url)
+    reading = Reading(pipeline, database_url, redis_url, sampler, prometheus_url)
     acting = Acting(
         pipeline,
         None if acting_database_url is None else ConnectionPool(acting_database_url),
@@ -243,19 +252,12 @@ class _Desk:
         if visitor is None:
             return RedirectResponse(f"{_root(request)}/enter", 303)
         content = page.read(self.reading, visitor, request)
-        sample = content.sample if content.sample is not None and content.sample.is_stale else None
-        has_rows = isinstance(content.json, list | tuple | dict)
-        values = {
-            **content.values,
-            "page": page,
-            "live": page.is_live,
-            "stale": sample,
-            "has_rows": has_rows,
-        }
-        body = render(page.template, self._around(request, visitor) | values)
-        return respond(
-            request, body, "text/html", 503 if sample is not None and sample.error else 200
-        )
+        stale = content.sample if content.sample is not None and content.sample.is_stale else None
+        values = self._around(request, visitor) | dict(content.values)
+        values |= {"page": page, "live": page.is_live, "stale": stale}
+        values["has_rows"] = isinstance(content.json, list | tuple | dict)
+        status = 503 if stale is not None and stale.error else 200
+        return respond(request, render(page.template, values), "text/html", status)
 
     def export(self, page: Page, kind: str, request: Request) -> Response:
         visitor = self._admit(request, page)

@@ -35,6 +35,7 @@ def console(
     ] = None,
     root_path: Annotated[str, typer.Option("--root-path", metavar="PATH")] = "",
     trace_url: Annotated[str | None, typer.Option("--trace-url", metavar="URL")] = None,
+    prometheus_url: Annotated[str | None, typer.Option("--prometheus-url", metavar="URL")] = None,
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
     """Show the pipeline in a browser; without --users only on this machine, by the printed link.
@@ -48,6 +49,8 @@ def console(
             console only reads.
         root_path: Path prefix that a proxy removes, such as /penstock.
         trace_url: Page of a trace in your tracing system: https://traces.example/trace/{trace_id}.
+        prometheus_url: Prometheus that scrapes penstock metrics, for charts of a day and over
+            restarts.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):
@@ -97,6 +100,7 @@ def console(
             acting_database_url=acting_database_url,
             hosts={*LOOPBACK, name.strip("[]"), *(host or ())},
             trace_url=trace_url,
+            prometheus_url=prometheus_url,
         )
         path = f"enter?token={token}" if token else ""
         serve(

@@ -215,7 +215,7 @@ def _check_consumer(consumer: ConsumerStatus) -> Iterator[CheckResult]:
             "after its checkpoints is kept",
             f"declare it, or run penstock doctor for the pipeline that does{consumer.how_to_end}",
         )
-    if letters := sum(shard.dead_letters for shard in consumer.shards):
+    if letters := consumer.dead_letters:
         message = f"{consumer.consumer} has {format_count(letters, 'dead letter')}"
         yield warning(message, f"penstock dead-letters list {consumer.consumer}", "dead letters")
 
@@ -260,11 +260,11 @@ def _check_lag(
             message,
             how_to_go_on(", in more processes if one does not keep up, or a larger redis_memory"),
         )
-    oldest = max((shard.lag_s for shard in consumer.shards), default=0.0)
+    oldest = consumer.lag_s
     overdue_s = 0.0 if channel is None or channel.keep_s is None else oldest - channel.keep_s
     if overdue_s > SLOW_S:
         since = datetime.now(UTC) - timedelta(seconds=overdue_s)
-        lag = sum(shard.lag for shard in consumer.shards)
+        lag = consumer.lag
         yield warning(
             f"{consumer.consumer} holds back retention of {consumer.channel} since "
             f"{since:%Y-%m-%d %H:%M} UTC: up to "

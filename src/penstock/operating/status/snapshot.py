@@ -113,6 +113,21 @@ class ConsumerStatus:
     # ``replay``: it is a ``penstock replay`` that has not ended
     kind: ReaderKind = "consumer"
 
+    @property
+    def lag(self) -> int:
+        """Returns the records that it has not passed, of all shards."""
+        return sum(shard.lag for shard in self.shards)
+
+    @property
+    def lag_s(self) -> float:
+        """Returns the age of the first record that it has not passed, in the worst shard."""
+        return max((shard.lag_s for shard in self.shards), default=0.0)
+
+    @property
+    def dead_letters(self) -> int:
+        """Returns its dead letters, of all shards."""
+        return sum(shard.dead_letters for shard in self.shards)
+
     def how_to_go_on(self, verb: str, hint: str = "") -> str:
         """Returns the command that makes it pass records; ``hint`` also helps a slow consumer."""
         return how_to_go_on(self.consumer, self.kind, verb, hint)
