@@ -152,6 +152,7 @@ def read_arrays(entries: list[Raw]) -> tuple[list[tuple[Any, ...]], str]:
     return rows, ""
 
 
+@pytest.mark.slow
 @given(
     st.one_of(make_entries(SIMPLE), make_entries(SIMPLE), make_entries(HOSTILE)),
     st.sampled_from([1, 9, 5000]),

@@ -340,6 +340,7 @@ def test_compressed_entries_are_read(redis_url: str, make_reader: MakeReader) ->
     assert data(make_reader().read()) == ["x" * 1000, "y"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_refused_before_anything_is_sent(
     make_writer: MakeWriter, redis_client: redis.Redis
 ) -> None:
@@ -379,6 +380,7 @@ def test_both_kinds_of_writer_have_the_same_methods() -> None:
     assert methods(LogWriter) == methods(AsyncLogWriter)
 
 
+@pytest.mark.slow
 def test_a_read_decompresses_no_more_than_64_mib_and_goes_on_after_it(redis_url: str) -> None:
     with LogWriter.connect(redis_url, "rides", compression="zstd") as writer:
         for _ in range(5):

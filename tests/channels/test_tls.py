@@ -229,6 +229,7 @@ def tls_postgres(directory: Path, certificates: Certificates) -> Iterator[Embedd
     server.remove()
 
 
+@pytest.mark.slow
 def test_postgres_is_verified_and_a_failure_shows_its_reason(
     tls_postgres: EmbeddedPostgres, certificates: Certificates
 ) -> None:
@@ -251,6 +252,7 @@ def test_postgres_is_verified_and_a_failure_shows_its_reason(
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_pipeline_runs_with_tls_to_both_servers(
     port: int,
     tls_postgres: EmbeddedPostgres,

@@ -40,6 +40,7 @@ def triggers(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
     return [result for result in json.loads(done.stdout) if result["check"] == "triggers"]
 
 
+@pytest.mark.slow
 def test_init_installs_the_declared_triggers_and_the_workers_start(shop: CommandLine, connection: Connection) -> None:
     """Guarantee 7."""
     for worker in (("stream",), ("consume", "reader"), ("run", "--engine", "inline")):

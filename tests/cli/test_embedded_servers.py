@@ -49,6 +49,7 @@ def test_inspecting_commands_start_no_servers(own: CommandLine) -> None:
     assert not (own.directory / ".penstock").exists()
 
 
+@pytest.mark.slow
 def test_embedded_servers_keep_their_data(own: CommandLine) -> None:
     first = own("init")
     second = own("init")

@@ -24,6 +24,7 @@ def failing(penstock: CommandLine, connection: Connection) -> CommandLine:
     return penstock
 
 
+@pytest.mark.slow
 def test_the_place_in_the_log_finds_the_dead_letter(failing: CommandLine) -> None:
     failing("reset", "checkpoint", "reader", "--to", "earliest", "--apply")
     logged = [
@@ -38,6 +39,7 @@ def test_the_place_in_the_log_finds_the_dead_letter(failing: CommandLine) -> Non
         assert f"would drop {place}" in failing("dead-letters", "drop", "reader", *words).stdout
 
 
+@pytest.mark.slow
 def test_every_command_prints_and_takes_the_same_notation(failing: CommandLine) -> None:
     assert "things/0 offset 2  " in failing("tail", "things").stdout
     assert "things/0 offset 2  " in failing("dead-letters", "list").stdout
@@ -76,6 +78,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 def test_a_place_that_is_none_is_an_error(failing: CommandLine) -> None:
     for command, said in WRONG:
         done = failing(*command)
@@ -149,6 +152,7 @@ def test_a_place_is_parsed_as_it_is_written() -> None:
             parse_place(text)
 
 
+@pytest.mark.slow
 def test_a_shard_that_postgres_has_forgotten_can_be_read(failing: CommandLine, connection: Connection) -> None:
     """As ``penstock reset epoch`` advises: Postgres was restored to before the number of shards was changed."""
     failing("channels", "reshard", "things", "--shards", "3", "--apply")

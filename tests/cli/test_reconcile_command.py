@@ -18,6 +18,7 @@ def bank(penstock: CommandLine, connection: Connection, things: Log) -> CommandL
     return penstock
 
 
+@pytest.mark.slow
 def test_differences_are_shown_repaired_and_gone(bank: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""
     assert bank("consume", "copies", "--drain").returncode == 0
@@ -68,6 +69,7 @@ def test_options_that_need_each_other_are_named(bank: CommandLine) -> None:
     assert bank("consume", "copies", "--from", "history").returncode == 2
 
 
+@pytest.mark.slow
 def test_one_reconciliation_that_fails_does_not_stop_the_next(bank: CommandLine, connection: Connection) -> None:
     """Guarantee 43: the exit code is that of the first failure, and each is named."""
     assert bank("consume", "copies", "--drain").returncode == 0

@@ -66,6 +66,7 @@ def guarded(
     connection.execute("DROP ROLE canary")
 
 
+@pytest.mark.slow
 def test_neither_password_nor_payload_is_shown(guarded: CommandLine) -> None:
     for command in COMMANDS:
         assert_silent(guarded(*command, "--log-level", "debug"))

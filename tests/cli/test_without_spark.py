@@ -72,6 +72,7 @@ def run(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", ["Spark", "Java"])
 def test_run_takes_the_inline_engine_and_says_so(
     start: Start, penstock: CommandLine, connection: Connection, lacking: str
@@ -125,6 +126,7 @@ def hidden(penstock: CommandLine, connection: Connection, things: Log) -> Comman
     return penstock
 
 
+@pytest.mark.slow
 def test_verify_reconcile_and_consume_from_tables_need_no_spark(hidden: CommandLine, connection: Connection) -> None:
     consumed = hidden("consume", "copies", "--from", "tables", "--drain")
     connection.execute("UPDATE public.copies SET number = -1 WHERE number = 8")

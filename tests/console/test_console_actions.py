@@ -231,6 +231,7 @@ def test_the_log_has_the_reason_of_a_pause_for_those_who_may_see_reasons(see_as:
     assert "deploy" not in see_as("see").get("/actions").text
 
 
+@pytest.mark.slow
 def test_without_its_right_an_action_is_neither_planned_nor_done(see_as: As, connection: Connection) -> None:
     prepare(connection)
     before = done(connection)

@@ -38,6 +38,7 @@ def cancelled(connection: Connection) -> int:
     return connection.execute("SELECT FROM penstock.cancellations").rowcount
 
 
+@pytest.mark.slow
 def test_ten_thousand_jobs_are_filtered_paged_and_cancelled_by_one_plan(see_as: As, connection: Connection) -> None:
     connection.execute(STAGE_JOBS.encode())
     client = see_as(*RIGHTS)

@@ -97,6 +97,7 @@ def list_shown(found: Any) -> list[str]:
     return [" ".join(str(each[name]) for name in names if each.get(name) is not None) for each in found]
 
 
+@pytest.mark.slow
 def test_a_list_has_what_it_is_asked_for_in_its_order(client: TestClient) -> None:
     shown = {}
     for address in LISTS:

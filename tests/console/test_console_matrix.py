@@ -316,6 +316,7 @@ def check_answer(address: str, answer: httpx.Response, who: str) -> None:
         assert "/act/" not in text, address
 
 
+@pytest.mark.slow
 def test_every_address_answers_every_visitor_in_every_state(
     state: State, made_console: Console, visitors: Visitors, get: Callable[[str], httpx.Response]
 ) -> None:

@@ -159,6 +159,7 @@ def test_many_viewers_of_the_doctor_are_one_examination(see_as: As, monkeypatch:
     assert next(calls) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("scene")
 def test_a_login_that_reads_no_payloads_is_enough_for_every_page(
     flow: Pipeline, database_url_for: UrlFor, redis_url: str

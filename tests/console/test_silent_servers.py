@@ -99,6 +99,7 @@ def test_a_metric_says_which_server_is_silent_and_that_it_is_back(
     collector.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("scene")
 def test_a_page_and_its_twin_answer_as_if_the_server_were_away(
     flow: Pipeline, visitors: Visitors, urls: tuple[str, str], silent: Proxy, name: str

@@ -52,6 +52,7 @@ def test_no_record_and_no_batch_finds_the_context_of_another(reader: Reader, *, 
     calls.check(20 if each else 5)
 
 
+@pytest.mark.slow
 @FACES
 @pytest.mark.usefixtures("twenty_records", "short_pauses")
 def test_no_attempt_and_no_retried_dead_letter_finds_the_context_of_another(

@@ -96,6 +96,7 @@ def reported(logs: list[Any]) -> list[str]:
     return [each["reason"] for each in logs if each["event"] == REASON]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", BY_CODEC)
 def test_the_records_of_a_damaged_entry_come_from_the_journal(
     codec: str,

@@ -52,6 +52,7 @@ def assert_exact(seen: Seen, client: redis.Redis, channel: Log) -> None:
     assert dict(seen) == {shard: list(range(1, tail + 1)) for shard, tail in tails.items()}
 
 
+@pytest.mark.slow
 def test_a_consumer_far_behind_catches_up_and_seldom_asks_redis(
     worker: LogWorker, streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, seen: Seen
 ) -> None:

@@ -63,6 +63,7 @@ def evict_all(client: redis.Redis, source: Source) -> int:
     return sum(each.first - 1 for each in extents(client, "penstock", shards).values())
 
 
+@pytest.mark.slow
 def test_a_consumer_far_behind_a_source_seldom_asks_redis(behind: Regions, redis_client: redis.Redis) -> None:
     """Guarantees 12 and 25: lost 0, doubled 0."""
     staged = stage(behind.eu, "k", *[300] * 8)
@@ -82,6 +83,7 @@ def test_a_consumer_far_behind_a_source_seldom_asks_redis(behind: Regions, redis
     assert redis_client.info("commandstats")["cmdstat_xread"]["calls"] < 20
 
 
+@pytest.mark.slow
 def test_what_is_held_of_a_journal_is_not_applied_after_its_source_was_restored(
     behind: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis
 ) -> None:

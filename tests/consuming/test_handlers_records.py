@@ -175,6 +175,7 @@ def _read(found: Record | str) -> str:
         return "cannot be read"
 
 
+@pytest.mark.slow
 @given(
     st.lists(_TEXTS, min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["ask", "change", "forget"])), max_size=30),

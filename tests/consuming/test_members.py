@@ -274,6 +274,7 @@ def test_without_a_consumer_retention_goes_by_what_was_processed_not_by_what_was
     assert retain(streamer) > 0
 
 
+@pytest.mark.slow
 def test_retention_makes_progress_under_load_that_never_empties_the_ick(
     documents: Connection, streamer: Streamer, make_worker: MakeWorker, redis_client: redis.Redis
 ) -> None:

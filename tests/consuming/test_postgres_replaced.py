@@ -146,6 +146,7 @@ def effects(url: str) -> Counter[str]:
     return Counter(row[0] for row in rows)
 
 
+@pytest.mark.slow
 def test_workers_of_every_kind_go_on_after_postgres_was_killed_under_them(
     pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str
 ) -> None:
@@ -178,6 +179,7 @@ def test_workers_of_every_kind_go_on_after_postgres_was_killed_under_them(
     assert set(running.ended.values()) == {None}
 
 
+@pytest.mark.slow
 def test_what_a_restored_postgres_has_lost_takes_no_effect_and_finishes_no_other_record(
     pipeline: Pipeline, server: EmbeddedPostgres, redis_url: str, tmp_path: Path
 ) -> None:

@@ -393,6 +393,7 @@ class Restoring:
                 assert at <= self.shards[name].common(facts[name].journal), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_consumer_of_sources_that_are_restored_matches_the_model(
     regions: Regions, postgres: EmbeddedPostgres, redis_client: redis.Redis, seed: int

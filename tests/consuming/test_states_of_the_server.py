@@ -321,6 +321,7 @@ def test_a_worker_that_lacks_a_right_at_its_start_ends(consumer_reader: Reader) 
 # --- jobs, members ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_intervals", "short_pauses")
 def test_no_job_is_charged_an_attempt_for_a_right_that_is_missing(
     working: Pipeline, bench: Bench, database_url_for: UrlFor, redis_url: str

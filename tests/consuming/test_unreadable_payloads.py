@@ -123,6 +123,7 @@ def dead(connection: Connection, consumer: str) -> set[str]:
     return {each.key for each in letters}
 
 
+@pytest.mark.slow
 def test_a_consumer_of_a_log_dead_letters_them_however_it_reads_them(
     flow: Pipeline, things: Log, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_consumer_of_an_ick_does(
     assert len(dead(connection, "indexer")) == 4
 
 
+@pytest.mark.slow
 def test_commands_show_what_cannot_be_read(
     penstock: CommandLine, connection: Connection, redis_client: redis.Redis
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_tests_of_the_project_pass(database_url: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_only_stages_loads_nothing_for_workers(database_url: str) -> None:
     done = run("shell", "-v", "0", "-c", HEAVY, database_url=database_url)
 

@@ -77,6 +77,7 @@ def test_only_the_owner_can_connect(postgres: EmbeddedPostgres, valkey: Embedded
         assert secret.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_servers_listen_on_loopback_only(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis", port=0) as server:
         listening = {
@@ -120,6 +121,7 @@ def test_a_stale_pid_file_that_names_another_process_is_ignored(postgres: Embedd
     assert value(postgres.url, "SELECT 1") == 1
 
 
+@pytest.mark.slow
 def test_postgres_can_be_restored_to_an_older_state(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     value(postgres.url, "CREATE TABLE past (id int)")
     copy_data(postgres, tmp_path / "copy")
@@ -130,6 +132,7 @@ def test_postgres_can_be_restored_to_an_older_state(postgres: EmbeddedPostgres, 
     assert value(postgres.url, "SELECT count(*) FROM past") == 0
 
 
+@pytest.mark.slow
 def test_databases_are_made_from_templates_and_dropped_under_sessions(postgres: EmbeddedPostgres) -> None:
     template = postgres.create_database("template")
     value(template, "CREATE TABLE inherited (id int)")
@@ -144,6 +147,7 @@ def test_databases_are_made_from_templates_and_dropped_under_sessions(postgres: 
         psycopg.connect(copy)
 
 
+@pytest.mark.slow
 def test_a_second_owner_learns_the_first_ones_process(postgres: EmbeddedPostgres, set_constants: SetConstants) -> None:
     set_constants("embedded.directories", GRACE_S=0.1)
 
@@ -154,6 +158,7 @@ def test_a_second_owner_learns_the_first_ones_process(postgres: EmbeddedPostgres
     assert value(postgres.url, "SELECT 1") == 1
 
 
+@pytest.mark.slow
 def test_an_invalid_setting_is_reported_in_postgres_own_words(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path / "wrong", settings={"wal_level": "enormous"})
     with pytest.raises(ServerUnavailable, match="invalid value for parameter"):
@@ -281,6 +286,7 @@ def test_servers_end_with_their_owner_and_a_new_owner_can_start_them(tmp_path: P
         next_owner.remove()
 
 
+@pytest.mark.slow
 def test_data_of_another_release_is_reported_at_once(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "old") as server, psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE other SUPERUSER LOGIN")

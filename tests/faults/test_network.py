@@ -90,6 +90,7 @@ def test_an_append_whose_reply_is_lost_is_sent_again_and_adds_nothing(
     assert check_exact(books, redis_client, things) == 2 * len(KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 def test_a_cut_at_any_commit_loses_and_doubles_nothing(
     workers: Workers, books: Connection, things: Log, redis_client: redis.Redis, postgres_proxy: Proxy, harm: Harm
@@ -179,6 +180,7 @@ def test_a_cut_at_any_request_to_postgres_ends_no_consumer(
     assert requests > 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["postgres", "redis"])
 def test_waiting_loops_survive_a_cut(
     workers: Workers,

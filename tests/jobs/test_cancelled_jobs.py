@@ -272,6 +272,7 @@ def test_a_job_that_replaces_a_running_one_of_its_name_is_done(
     assert bench.rows("SELECT is_given FROM penstock.waiting_records") == [(True,)]
 
 
+@pytest.mark.slow
 def test_each_of_many_jobs_has_its_effect_or_is_cancelled(
     sessions: sessionmaker[Session], bench: Bench, streamer: Streamer, start_worker: Start
 ) -> None:

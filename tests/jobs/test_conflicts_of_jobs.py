@@ -75,6 +75,7 @@ def test_no_statement_of_a_queues_worker_that_loses_ends_it(
     assert bench.unfinished > [letter]
 
 
+@pytest.mark.slow
 def test_two_workers_take_requested_retries_at_the_same_moment(
     bench: Bench, start_worker: Callable[..., QueueWorker], database_url: str, redis_url: str, working: Pipeline
 ) -> None:

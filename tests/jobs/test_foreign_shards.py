@@ -119,6 +119,7 @@ def worker(pipeline: Pipeline, database_url: str, redis_url: str) -> QueueWorker
     return QueueWorker(WorkerSetup(pipeline, pipeline.get_consumer("receipts"), database_url, redis_url, block_ms=50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", sorted(FOREIGN.keys() - {"accounts"}))
 def test_the_worker_does_the_jobs_of_all_other_shards(what: str, world: World, worker: QueueWorker) -> None:
     world.stage()

@@ -87,6 +87,7 @@ def handler(_session: Session, _job: Job) -> Snooze | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [0.02, 2])  # held by Redis, and by Postgres
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_job_that_is_due_later_is_no_lag(

@@ -283,6 +283,7 @@ def test_a_job_that_is_moved_is_given_to_redis_before_it_is_due(
     assert [due for _, _, due, _ in rows[len(MOVED) :]] == ([EPOCH, EPOCH] if waits else [])
 
 
+@pytest.mark.slow
 def test_an_interval_needs_no_database_of_time_zones() -> None:
     """As in a slim container: neither the system nor Python has one."""
     program = """

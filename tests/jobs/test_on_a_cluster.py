@@ -82,6 +82,7 @@ def jobs(connection: Connection, database_url: str, pipeline: Pipeline) -> Jobs:
     return Jobs(connection, pipeline, database_url)
 
 
+@pytest.mark.slow
 def test_jobs_of_shards_on_all_nodes_are_done_once(
     jobs: Jobs, pipeline: Pipeline, database_url: str, cluster: Cluster
 ) -> None:
@@ -101,6 +102,7 @@ def test_jobs_of_shards_on_all_nodes_are_done_once(
         ] == ["ok"]
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_back_empty_is_filled_again_and_no_job_is_done_twice(
     jobs: Jobs, pipeline: Pipeline, database_url: str, cluster: Cluster
 ) -> None:

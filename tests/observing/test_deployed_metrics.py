@@ -65,6 +65,7 @@ def test_every_alert_is_seen_to_fire_and_to_end() -> None:
     assert f"has {len(alerts)} rules" in (ROOT / "docs" / "how-to" / "watch-with-prometheus.md").read_text()
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_the_alerts_are_rules_that_fire_and_stay_silent_as_they_should() -> None:
     checked, tested = promtool("check", "rules", "alerts.yml"), promtool("test", "rules", "alerts_test.yml")

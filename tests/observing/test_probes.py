@@ -279,6 +279,7 @@ def test_a_probe_needs_no_library_but_that_of_the_command_line() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_workers_answer_probes_and_have_metrics_of_what_they_have_done(
     penstock: CommandLine, started: Started, connection: Connection
 ) -> None:

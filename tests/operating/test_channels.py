@@ -209,6 +209,7 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
     assert [*others] == [each for each in ("old", "kept", "dirty", "jobs") if each != name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("point", ["retire.after_registry", "retire.after_journal"])
 def test_a_retirement_that_was_killed_is_completed_by_the_next(
@@ -267,6 +268,7 @@ def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
     assert "old" not in {each.channel for each in list_channels(Store(connection))}
 
 
+@pytest.mark.slow
 def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
     filled: Streamer,
     pipeline: Pipeline,
@@ -294,6 +296,7 @@ def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
     assert sum(map(len, logged(old).values())) == 5
 
 
+@pytest.mark.slow
 def test_replays_end_with_the_channel_and_do_not_come_back_with_its_name(
     filled: Streamer,
     pipeline: Pipeline,
@@ -387,6 +390,7 @@ def published(client: redis.Redis) -> int:
     )
 
 
+@pytest.mark.slow
 def test_without_redis_a_channel_is_said_to_be_retired_in_postgres(
     connection: Connection, redis_client: redis.Redis, filled: object
 ) -> None:

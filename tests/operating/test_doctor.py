@@ -62,6 +62,7 @@ def only(findings: list[CheckResult], check: str, grade: str) -> CheckResult:
     return chosen[0]
 
 
+@pytest.mark.slow
 def test_a_sound_system_passes_every_check(flow: Pipeline, things: Log, sound: EmbeddedServers) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     with (

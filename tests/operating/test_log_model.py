@@ -683,6 +683,7 @@ class Operating:
         assert copies == self.copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_log_and_its_consumers_match_the_model_whatever_operators_do(
     connection: Connection, redis_client: redis.Redis, database_url: str, redis_url: str, seed: int

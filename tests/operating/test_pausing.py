@@ -239,6 +239,7 @@ def test_status_doctor_and_explain_show_a_pause_and_how_to_resume(
     assert [(each.grade, each.message, each.fix) for each in checks] == [("warning", str(paused), diagnosis.fix)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_what_would_wait_for_a_paused_or_halted_consumer_ends_with_the_reason(
     connection: Connection, flow: Pipeline, database_url: str, redis_url: str, tmp_path: Path

@@ -136,6 +136,7 @@ def shop(connection: Connection, penstock: CommandLine) -> Shop:
     return Shop(connection, penstock)
 
 
+@pytest.mark.slow
 def test_after_the_brake_every_key_ends_with_its_newest_record(shop: Shop) -> None:
     """Guarantee 21: 20 dead letters over three keys, and newer records of each behind the halt."""
     shop.deploy("broken")
@@ -153,6 +154,7 @@ def test_after_the_brake_every_key_ends_with_its_newest_record(shop: Shop) -> No
     assert shop.halted() == []
 
 
+@pytest.mark.slow
 def test_the_other_order_refuses_what_came_too_late(shop: Shop) -> None:
     """Guarantee 21: as when a release that works was started before anybody looked."""
     shop.deploy("broken")
@@ -174,6 +176,7 @@ def test_the_other_order_refuses_what_came_too_late(shop: Shop) -> None:
     assert json.loads(shop.penstock("dead-letters", "list", "--json").stdout) == []
 
 
+@pytest.mark.slow
 def test_whoever_names_a_halted_consumer_says_the_same(shop: Shop) -> None:
     """The command that drains it, ``doctor``, ``explain`` and ``reconcile``; without dead letters there is nothing to retry."""
     shop.deploy("broken")
@@ -193,6 +196,7 @@ def test_whoever_names_a_halted_consumer_says_the_same(shop: Shop) -> None:
     assert said() == [[resume]] * 4
 
 
+@pytest.mark.slow
 def test_a_superseded_dead_letter_is_explained(shop: Shop) -> None:
     shop.deploy("poison")
     shop.change(1, first=0)
@@ -208,6 +212,7 @@ def test_a_superseded_dead_letter_is_explained(shop: Shop) -> None:
     assert (len(shop.stale()), shop.applied()) == (1, (2 * KEYS, 2 * KEYS))
 
 
+@pytest.mark.slow
 def test_after_a_commit_in_a_handler_nothing_is_applied_twice(shop: Shop) -> None:
     """Guarantee 4: each shard goes on behind what has taken effect."""
     shop.deploy("commits")
@@ -230,6 +235,7 @@ def test_after_a_commit_in_a_handler_nothing_is_applied_twice(shop: Shop) -> Non
     assert (shop.stale(), shop.applied()) == ([], (3 * KEYS, 3 * KEYS))
 
 
+@pytest.mark.slow
 def test_after_a_commit_in_a_retry_nothing_is_applied_twice(shop: Shop) -> None:
     """Guarantee 4."""
     shop.deploy("poison")
@@ -243,6 +249,7 @@ def test_after_a_commit_in_a_retry_nothing_is_applied_twice(shop: Shop) -> None:
     assert (shop.stale(), shop.applied()) == ([], (KEYS, KEYS))
 
 
+@pytest.mark.slow
 def test_behind_a_gap_the_consumer_goes_on_with_what_there_is(shop: Shop, redis_client: redis.Redis) -> None:
     """Guarantee 12: records that were removed before it had passed them are passed over by name, and no other."""
     shop.change(1, first=0)
@@ -259,6 +266,7 @@ def test_behind_a_gap_the_consumer_goes_on_with_what_there_is(shop: Shop, redis_
     assert (shop.stale(), shop.applied()) == ([], (6 * KEYS - 6, 6 * KEYS - 6))
 
 
+@pytest.mark.slow
 def test_a_repair_that_dead_letters_prevent(shop: Shop) -> None:
     """Guarantee 28: what can be retried is applied, and the repair makes up for the rest."""
     shop.deploy("poison")
@@ -271,6 +279,7 @@ def test_a_repair_that_dead_letters_prevent(shop: Shop) -> None:
     assert shop.stale() == []
 
 
+@pytest.mark.slow
 def test_what_is_parked_in_another_shard_is_retried_with_the_first_of_its_key(shop: Shop) -> None:
     """Guarantee 6: the number of shards was changed between the two."""
     shop.declare(("attempts=1", "attempts=1, park_key=True"))

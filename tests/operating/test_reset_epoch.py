@@ -94,6 +94,7 @@ def server(server: EmbeddedPostgres) -> EmbeddedPostgres:
     return server
 
 
+@pytest.mark.slow
 def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def drain_again_and_again(worker: LogWorker) -> None:
         worker.drain()
 
 
+@pytest.mark.slow
 def test_a_handler_under_which_postgres_is_restored_is_not_retried_with_lost_records(
     flow: Pipeline, things: Log, server: EmbeddedPostgres, redis_url: str, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def pooled_url(server: EmbeddedPostgres) -> Iterator[str]:
         yield server.url.replace(known["host"], str(pooler.directory))
 
 
+@pytest.mark.slow
 def test_a_streamer_whose_connection_survives_a_restore_compares_again(
     flow: Pipeline,
     things: Log,
@@ -111,6 +113,7 @@ def test_a_streamer_whose_connection_survives_a_restore_compares_again(
         each.close()
 
 
+@pytest.mark.slow
 def test_a_consumer_whose_connection_survives_a_restore_applies_nothing_that_was_lost(
     flow: Pipeline, things: Log, server: EmbeddedPostgres, pooled_url: str, redis_url: str, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def end(connection: Connection) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channel", "name"), [("things", "reader"), ("jobs", "worker")])
 @pytest.mark.parametrize("how", ["locks the table", "waits for another that has"])
 def test_who_holds_the_lock_is_named(

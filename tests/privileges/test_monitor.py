@@ -87,6 +87,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 def test_each_command_that_shows_no_payload_works_as_a_monitor(
     penstock: CommandLine, connection: Connection, database_url_for: UrlFor, redis_url_for: UrlFor
 ) -> None:

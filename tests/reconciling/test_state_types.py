@@ -9,6 +9,7 @@ from penstock.errors import Refused
 from penstock.reconciling.reconciliation import Intent
 
 
+@pytest.mark.slow
 def test_what_a_column_holds_of_another_type_is_equal(run: Run, connection: Connection) -> None:
     """Guarantee 43: all pairs of types that Postgres casts on assignment."""
     pairs = create_assignments(connection)

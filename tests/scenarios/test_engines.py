@@ -14,6 +14,7 @@ from penstock.testing import eventually
 READY_S = 180.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_records_have_one_effect_across_a_kill_a_poison_record_and_a_clean_stop(
     start: Start, connection: Connection, things: Log

@@ -55,6 +55,7 @@ def shards_applied(connection: Connection, consumer: str = "one") -> set[int]:
     return {shard for (shard,) in rows}
 
 
+@pytest.mark.slow
 def test_four_shards_become_six_and_three_in_the_order_of_each_key(
     changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
@@ -199,6 +200,7 @@ def test_what_a_new_shard_waits_for_is_shown(
     assert status(Store(changed), redis_client, flow).waiting == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["application", "workers"])
 def test_applications_and_workers_are_deployed_in_any_order(
     changed: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, first: str

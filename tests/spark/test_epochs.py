@@ -39,6 +39,7 @@ def serve(tasks: tuple[Task, ...]) -> tuple[ControlServer, dict[str, str]]:
     return server, {**OPTIONS, "control": address, "token": server.address.token}
 
 
+@pytest.mark.slow
 def test_several_streamers_of_an_epoch_publish_everything_and_each_its_share(
     connection: Connection, redis_client: redis.Redis
 ) -> None:

@@ -122,6 +122,7 @@ print(choose_engine(Settings(), []))
 """
 
 
+@pytest.mark.slow
 def test_spark_35_is_refused_in_two_lines_and_auto_takes_the_inline_engine(tmp_path: Path) -> None:
     for name, text in PYSPARK_35.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

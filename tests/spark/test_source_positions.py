@@ -215,6 +215,7 @@ def test_a_second_stream_of_the_same_name_stops_the_first(where: dict[str, str],
         second.latestOffset(second_end, ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [LogStore, JournalStore])
 def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_others(
     where: dict[str, str],

@@ -24,6 +24,7 @@ def urls(database_url: str, redis_url: str) -> tuple[tuple[Any, ...], ...]:
     )
 
 
+@pytest.mark.slow
 def test_each_server_and_kind_has_a_connection_of_its_own_which_is_kept(urls: tuple[tuple[Any, ...], ...]) -> None:
     opened = [open_(*of) for open_, *of in (*urls, *urls)]
 

@@ -54,6 +54,7 @@ def staged_rows(connection: Connection) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
+@pytest.mark.slow
 def test_shards_are_those_of_python(registered: Connection) -> None:
     """Of characters of every plane, and of every length of UTF-8."""
     dice = random.Random(4)

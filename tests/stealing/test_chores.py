@@ -380,6 +380,7 @@ def test_what_chores_cannot_do_is_refused_where_it_is_declared(
         make(flow, speed=1)
 
 
+@pytest.mark.slow
 def test_chores_of_many_threads_beside_a_streamer_and_workers_are_harmless(
     flow: Pipeline,
     things: Log,
@@ -519,6 +520,7 @@ assert stage() and session() == before
 """
 
 
+@pytest.mark.slow
 def test_after_a_fork_both_processes_go_on_with_connections_of_their_own(
     database_url: str, redis_url: str, logged: Any, things: Log
 ) -> None:

@@ -306,6 +306,7 @@ def test_a_job_that_forks_ends_its_child(recruiter: Recruiter, tmp_path: object)
     assert statuses == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_its_own_thread_counters_and_draws(run_program: RunProgram) -> None:
     """Also if a job runs, a counter is read, or a job is installed in the parent at that moment."""
     lines = run_program(
@@ -377,6 +378,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_a_process_ends_while_a_job_runs(run_program: RunProgram, kind: str) -> None:
     """Also while it waits for a server that accepts connections and never answers."""

@@ -111,6 +111,7 @@ def test_a_draw_while_the_thread_is_busy_is_dismissed(recruiter: Recruiter) -> N
     assert recruiter.counters()["job"].recruited == 4
 
 
+@pytest.mark.slow
 def test_enlisting_in_a_signal_handler_waits_for_nothing(run_program: RunProgram) -> None:
     """A lock that enlist held when the signal came would never be released."""
     lines = run_program(

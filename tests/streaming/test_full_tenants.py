@@ -87,6 +87,7 @@ def test_a_round_over_full_tenants_is_bounded_and_writes_nothing(
     assert changes() == before
 
 
+@pytest.mark.slow
 def test_when_all_have_room_again_all_is_fed(queue: FairQueue, streamer: Streamer, connection: Connection) -> None:
     queue.limit_all(None)
     eventually(lambda: care(streamer) >= 0 and waiting(connection) == 0, "all is fed", interval_s=0)

@@ -248,6 +248,7 @@ def losses() -> Iterator[Any]:
                 yield pytest.param(case, harm, opens, id=f"{name}, {harm.__name__}, {opens}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "harm", "opens"), [*losses()])
 def test_limits_hold_at_each_step_of_a_refill(
     harm: Harm, opens: str, bench: Bench, connection: Connection, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_a_backlog_is_published_within_the_budget(
     assert staged_count(connection) == 15_000
 
 
+@pytest.mark.slow
 @in_both_forms
 def test_memory_never_exceeds_the_budget_while_a_backlog_is_pipelined(
     things: Log, connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis, logged: ReadLog

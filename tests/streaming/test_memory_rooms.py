@@ -71,6 +71,7 @@ BATCHES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.booleans(), st.integers(1000, 20_000), st.lists(BATCHES, min_size=3, max_size=20))
 def test_a_publisher_asks_when_the_sum_reaches_the_budget_or_another_has_appended(

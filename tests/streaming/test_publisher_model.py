@@ -265,6 +265,7 @@ def check(connection: Connection, client: redis.Redis, *, examples: int) -> None
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30))
 
 
+@pytest.mark.slow
 def test_logs_become_the_journal_whatever_publishers_believe(connection: Connection, redis_client: redis.Redis) -> None:
     """Guarantees 1, 3 and 9."""
     check(connection, redis_client, examples=15)

@@ -578,6 +578,7 @@ def test_a_duplicate_whose_id_was_given_out_again_is_another_record(
     assert outstanding(connection) == 2
 
 
+@pytest.mark.slow
 def test_two_streamers_write_each_message_once(
     put: Put, flow: Pipeline, streamer: Streamer, worker: Worker, database_url: str, redis_url: str
 ) -> None:
@@ -918,6 +919,7 @@ def test_a_window_is_one_in_all_shards_whatever_becomes_of_the_job(
     assert outstanding(connection) == 1
 
 
+@pytest.mark.slow
 def test_two_streamers_give_a_name_once(
     divided: Divided, database_url: str, redis_url: str, connection: Connection
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
     assert staged_count(connection) == seen[-1] - rest.records <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.own_database
 def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
     streamer: Streamer, connection: Connection, things: Log
@@ -208,6 +209,7 @@ def test_a_flushed_redis_is_refilled_from_the_first_record_the_journal_still_has
         assert records[0].offset > 1
 
 
+@pytest.mark.slow
 def test_an_entry_of_several_ticks_stays_until_its_last_record_is_passed(
     flow: Pipeline,
     things: Log,

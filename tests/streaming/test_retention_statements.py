@@ -73,6 +73,7 @@ def removable(entries: Sequence[Entry], floor: int, most: int) -> list[Entry]:
     return [each for each in entries if each.first <= upto and each.age > KEEP]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60)
 @given(
     JOURNALS,

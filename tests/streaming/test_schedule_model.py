@@ -203,6 +203,7 @@ def compare(
         assert row == (calendar.next, calendar.last, *calendar.skipped), (story, seconds)
 
 
+@pytest.mark.slow
 def test_a_schedule_matches_the_calendar_whatever_the_clock_does(connection: psycopg.Connection) -> None:
     stop_clock(connection, BEGINNING)
     ScheduleModel.connection = connection

@@ -238,6 +238,7 @@ def stage_many(connection: Connection, transactions: int, records: int) -> None:
     connection.execute(psycopg.ClientCursor(connection).mogrify(STAGE_MANY, values).encode())
 
 
+@pytest.mark.slow
 def test_a_backlog_that_exceeds_the_statement_timeout_is_delayed_and_not_stuck(
     connection: Connection, database_url: str, limit: Callable[[float], None]
 ) -> None:
@@ -276,6 +277,7 @@ REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION limit_ticks
 """
 
 
+@pytest.mark.slow
 @pytest.mark.own_database
 @pytest.mark.parametrize("act", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(

@@ -157,6 +157,7 @@ def read_rows(batches: list[Batch]) -> dict[int, Row]:
 READS = {"after": st.integers(0, 11), "most": st.integers(1, 10), "size": st.sampled_from([BATCH_BYTES, 1, 30, 60])}
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @example(World([Record(at=TIMES[2]), Record(at=TIMES[3])], [1, 2], []), 0, 9, BATCH_BYTES)
 @example(World([Record()] * 9, [*range(9)], []), 0, 9, 1)
@@ -179,6 +180,7 @@ def test_batches_are_what_the_journal_names_from_any_offset_on(
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @example(World([Record()] * 3, [1, 2, 3], [1, 1], lost=1), 1, 9, BATCH_BYTES)
 @example(World([Record()] * 5, [*range(5)], [1, 2], lost=1), 2, 9, BATCH_BYTES)

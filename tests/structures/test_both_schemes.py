@@ -254,6 +254,7 @@ class SameAnswers(RuleBasedStateMachine):
         assert sorted(names) == sorted(scores)
 
 
+@pytest.mark.slow
 def test_both_schemes_give_the_same_answers(redis_client: RedisClient) -> None:
     if not has_native(redis_client):
         pytest.skip("this server has no times to live of fields")

@@ -371,6 +371,7 @@ def test_a_column_of_a_table_is_a_source(jobs: Engine, redis_url: str, column: A
     tracker.close()
 
 
+@pytest.mark.slow
 def test_an_id_with_very_many_rows_takes_no_longer(jobs: Engine, redis_url: str) -> None:
     """The walk probes the index once for each id, and does not group its rows."""
     with jobs.begin() as connection:
@@ -587,6 +588,7 @@ class Tracking(RuleBasedStateMachine):
         self.added = set(self.table.queued)
 
 
+@pytest.mark.slow
 def test_no_id_with_work_is_dropped_however_slices_interleave(redis_client: RedisClient, redis_url: str) -> None:
     Tracking.redis_url = redis_url
     run_state_machine_as_test(Tracking, settings=settings(max_examples=25, stateful_step_count=50))

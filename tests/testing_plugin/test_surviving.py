@@ -133,6 +133,7 @@ WRONG: dict[str, tuple[Any, Any, set[Hazard]]] = {
 """What a wrong handler writes or depends on, and the faults that it does not survive: all others it does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_handler_is_named_with_each_fault_that_it_does_not_survive(
     name: str, survive: Survive, redis_url: str, set_constants: SetConstants
@@ -156,6 +157,7 @@ def test_a_wrong_handler_is_named_with_each_fault_that_it_does_not_survive(
     assert [row.split()[0] for row in rows] == ["sums" if make in (by_memory, by_redis, by_calls) else "seen"]
 
 
+@pytest.mark.slow
 def test_handlers_that_write_by_the_session_alone_survive_all(survive: Survive, redis_client: redis.Redis) -> None:
     """Sums are exact; a time and a number that the database draws are not compared, and what needs Spark is left out."""
     pipeline = Pipeline([THINGS])
@@ -194,6 +196,7 @@ def see_job(session: Session, _: Job) -> None:
     session.execute(text("INSERT INTO public.seen (id) VALUES (1)"))
 
 
+@pytest.mark.slow
 def test_only_the_chosen_consumers_and_columns_are_compared(survive: Survive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job fails once, unless it has one attempt and would be a dead letter; what has no records disturbs nobody."""
     monkeypatch.setattr(surviving, "HAZARDS", (BEFORE,))
@@ -207,6 +210,7 @@ def test_only_the_chosen_consumers_and_columns_are_compared(survive: Survive, mo
     survive(pipeline, consumers=["ignored", "idle", "once", "again"], ignore=["sums.n"])
 
 
+@pytest.mark.slow
 def test_each_wrong_handler_is_named(survive: Survive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surviving, "HAZARDS", (BEFORE,))
     pipeline = Pipeline([THINGS])

@@ -21,6 +21,7 @@ def test_a_name_that_is_not_there_is_an_error_as_in_any_module() -> None:
         penstock.spark.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_spark_planner_loads_no_driver_and_only_its_own_source() -> None:
     """Each of them is a process of its own, and spent a second of processor time on it, or half of one; two seconds."""
     script = "import sys, penstock.engines.spark.epochs, pyspark_penstock_log as log; print(*sys.modules)"

@@ -264,6 +264,7 @@ def check(client: redis.Redis, *, examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
+@pytest.mark.slow
 def test_a_marked_record_is_processed_or_waits_whatever_happens_to_redis(redis_client: redis.Redis) -> None:
     """Guarantees 1, 3 and 9, for members of an Ick."""
     check(redis_client, examples=25)

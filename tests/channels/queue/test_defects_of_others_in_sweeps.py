@@ -144,6 +144,7 @@ def test_15_a_heartbeat_needs_no_call_of_the_worker_and_promotion_doubles_nothin
     assert queue.stats().done == 101
 
 
+@pytest.mark.slow
 def test_16_batches_are_bounded_whatever_is_asked_for(probe: Probe) -> None:
     """dramatiq 258: "too many results to unpack"."""
     messages = [NewMessage("t", "x", delay_s=1) for _ in range(4500)]

@@ -139,6 +139,7 @@ def test_the_work_is_drained_as_fast_as_first_in_first_out(probe: Probe) -> None
     assert workers.now <= 1.02 * 450 * 0.1 / 5
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_the_weights_in_seconds_of_work(probe: Probe) -> None:
     """Weights 3 : 2 : 1, and jobs of unequal length: within 10 %."""
     chance = random.Random(7)
@@ -247,6 +248,7 @@ def test_tenants_that_come_once_hold_up_nobody(probe: Probe, name: str) -> None:
     assert max(waits) <= 4 * (5 + 4)
 
 
+@pytest.mark.slow
 def test_equal_tenants_wait_equally_whatever_their_names(probe: Probe) -> None:
     """300 that come back in turn, of which 30 are ready: a first in, first out would have each wait for 30."""
     names, chance = [f"t{number:03}" for number in range(300)], random.Random(3)

@@ -213,6 +213,7 @@ def test_of_many_tenants_at_their_own_limits_one_that_may_go_has_a_free_key_at_o
         assert take_soon(probe) == [f"{given.tenant} k"] * 2
 
 
+@pytest.mark.slow
 def test_a_limit_of_many_keys_is_raised_in_steps(probe: Probe) -> None:
     """More may go than one command of Redis' Lua takes arguments."""
     probe.limit_keys(every=ONE)
@@ -290,6 +291,7 @@ class History:
         return [self.held.pop(self.dice.randrange(len(self.held)))] if self.held else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_exceeds_its_limits_or_stays_for_good_whatever_happened(seed: int, probe: Probe) -> None:
     """Keys of Redis are lost meanwhile."""

@@ -322,6 +322,7 @@ class Locks(RuleBasedStateMachine):
         self.holder, self.is_counter_lost = None, True
 
 
+@pytest.mark.slow
 def test_locks_as_a_model_says(redis_client: RedisClient) -> None:
     Locks.plain = redis_client
     run_state_machine_as_test(Locks, settings=settings(max_examples=60, stateful_step_count=40))
