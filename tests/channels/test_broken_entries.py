@@ -271,7 +271,6 @@ def test_foreign_values_beside_an_ick_crash_no_reader(redis_client: redis.Redis)
     assert found.damage == "index/0: the counts of its records are not numbers"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("forged", ["a key that is no UTF-8", "an id that is no number"])
 def test_commands_name_the_entry_and_end_with_5(forged: str, penstock: CommandLine, redis_client: redis.Redis) -> None:
     FORGED[forged](redis_client, "penstock:{things/0}:log")
@@ -281,7 +280,6 @@ def test_commands_name_the_entry_and_end_with_5(forged: str, penstock: CommandLi
         assert (done.returncode, done.stderr[:52]) == (5, "error: things/0: entry 1000-0 (offset 1000) is damag")
 
 
-@pytest.mark.slow
 def test_a_time_that_no_calendar_has_is_printed_as_a_number(penstock: CommandLine, redis_client: redis.Redis) -> None:
     redis_client.xadd("penstock:{things/0}:log", OURS | {"ts": "9" * 18}, id="1-0")
 

@@ -77,7 +77,6 @@ def test_only_the_owner_can_connect(postgres: EmbeddedPostgres, valkey: Embedded
         assert secret.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.slow
 def test_servers_listen_on_loopback_only(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis", port=0) as server:
         listening = {
@@ -147,7 +146,6 @@ def test_databases_are_made_from_templates_and_dropped_under_sessions(postgres: 
         psycopg.connect(copy)
 
 
-@pytest.mark.slow
 def test_a_second_owner_learns_the_first_ones_process(postgres: EmbeddedPostgres, set_constants: SetConstants) -> None:
     set_constants("embedded.directories", GRACE_S=0.1)
 

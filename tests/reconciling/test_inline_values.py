@@ -108,7 +108,6 @@ def test_a_canonical_query_computes_in_utc(run: Run, connection: Connection) -> 
     assert run("SELECT 1 AS id, timestamptz '2026-01-01 23:00Z'::date AS day").clean
 
 
-@pytest.mark.slow
 def test_a_repair_reads_the_keys_of_its_batch_alone(
     run: Run, connection: Connection, set_constants: SetConstants
 ) -> None:
@@ -122,7 +121,6 @@ def test_a_repair_reads_the_keys_of_its_batch_alone(
     assert run("SELECT a, count(*) AS v FROM public.state GROUP BY a", "repair", key="a").repaired
 
 
-@pytest.mark.slow
 def test_memory_holds_a_part_of_the_rows(run: Run, connection: Connection) -> None:
     connection.execute(
         "CREATE TABLE public.state AS SELECT i AS id, repeat('x', 100000) AS v FROM generate_series(1, 800) i"

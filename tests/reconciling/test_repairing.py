@@ -138,7 +138,6 @@ def test_rows_that_the_consumer_brought_up_to_date_meanwhile_are_left_alone(
     assert rows(connection) == [(1, "newer"), (2, "two"), (3, "three")]
 
 
-@pytest.mark.slow
 def test_fewer_of_large_rows_are_repaired_at_once(
     repair: Repair, connection: Connection, flow: Pipeline, set_constants: SetConstants
 ) -> None:
@@ -230,7 +229,6 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, 
     assert connection.execute(moved).fetchone() == (3, 2, None)
 
 
-@pytest.mark.slow
 def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(
     repair: Repair, connection: Connection, set_constants: SetConstants
 ) -> None:

@@ -131,7 +131,6 @@ def check_batches(compare: Callable[[Sequence[str] | None], StateComparison], ke
 TOLERATED = {column.name: column.tolerance for column in COLUMNS if column.tolerance is not None}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("intent", ["repair", "replace"])
 def test_a_value_differs_from_another_as_in_a_plain_model_and_is_repaired_if_it_does(
     run: Run, flow: Pipeline, connection: Connection, database_url: str, intent: Intent

@@ -137,7 +137,7 @@ def _read_charts(reading: Reading, visitor: Visitor, request: Request) -> PageCo
         if reading.charts:
             moments, note = reading.charts[period].get(), ""
         else:
-            moments, note = recall(sample), "Of a day, and over restarts: --prometheus-url"
+            moments, note = recall(sample), "For a day, and over restarts: --prometheus-url"
     except ServerUnavailable as error:
         moments, note = recall(sample), str(error)
     values = {"moments": moments, "period": "hour" if note else period, "note": note}
