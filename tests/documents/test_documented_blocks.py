@@ -361,7 +361,6 @@ def test_the_other_languages_are_known() -> None:
         ("go", "stage-from-other-languages"),  # nobody has a driver of Go
         ("ini", "watch-it-from-outside"),  # tests/observing/test_probes.py
         ("yaml", "watch-it-from-outside"),  # the same command
-        ("ini", "reconcile-every-night"),  # its command is run
         ("yaml", "run-on-your-cluster"),
         ("dockerfile", "deploy"),
         ("dockerfile", "run-on-your-cluster"),
