@@ -6,15 +6,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fixtures.bank import open_bank
 from fixtures.command_line import CommandLine
 from penstock import Log
+from penstock.cli import engines
 from penstock.database.connections import Connection
+from penstock.settings import Settings
 from penstock.testing import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -27,6 +32,39 @@ def frames(tables):
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+class Started(Exception):
+    """Spark would be started."""
+
+
+CHOICES: list[tuple[dict[str, Any], str | None, bool]] = [
+    ({}, None, False),
+    ({}, "report.csv", False),
+    ({}, "report", True),
+    ({"master": "local[2]"}, None, True),
+    ({"conf": ["spark.x=1"]}, "report.csv", True),
+    ({"engine": "spark"}, None, True),
+    ({"engine": "inline", "master": "local[2]", "conf": ["spark.x=1"]}, "report.csv", False),
+    ({"engine": "stealing"}, None, False),
+]
+
+
+@pytest.mark.parametrize(("options", "report", "is_spark"), CHOICES)
+def test_tables_are_compared_on_spark_if_it_was_chosen_or_is_needed(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], report: str | None, *, is_spark: bool
+) -> None:
+    def start(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(engines, "start_spark", start)
+    servers: Any = SimpleNamespace(urls=SimpleNamespace(database_url="", redis_url=""), store=None)
+    settings = Settings(**options)
+    with pytest.raises(Started) if is_spark else nullcontext(), engines.open_comparer(settings, servers, [], report):
+        pass
+    if report is None:
+        with pytest.raises(Started) if is_spark else nullcontext(), engines.open_examiner(settings, servers):
+            pass
 
 
 @pytest.fixture(scope="module")

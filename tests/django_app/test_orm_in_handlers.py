@@ -243,6 +243,30 @@ def test_functions_of_on_commit_run_after_the_commit_and_only_then(reader: Reade
     ]
 
 
+@pytest.mark.parametrize("when", ["before", "on commit"])
+@pytest.mark.usefixtures("twenty_records")
+def test_a_connection_that_is_old_is_closed_after_a_handler_as_after_a_request(
+    reader: Reader, db: Any, when: str
+) -> None:
+    opened: list[Any] = []
+
+    def open_one() -> None:
+        opened.append(db.connections["default"])
+        opened[-1].ensure_connection()
+
+    def handler(_: object, records: Sequence[Record]) -> None:
+        write_each(_, records)
+        if when == "on commit":
+            db.transaction.on_commit(open_one)
+
+    reader.declare(handler)
+    if when == "before":
+        open_one()
+    reader.drain()
+
+    assert {old.connection for old in opened} == {None}
+
+
 @pytest.mark.usefixtures("twenty_records")
 def test_other_databases_are_as_ever(reader: Reader, db: Any) -> None:
     lite = db.connections["lite"]

@@ -200,6 +200,24 @@ def test_status_counts_what_a_worker_has_done_and_how_far_it_is(
     assert (consumer.consumer, shard.applied, shard.skipped, shard.dead_lettered) == ("receipts", 5, 0, 1)
 
 
+def test_counts_that_cannot_be_written_now_are_written_later(
+    start_worker: Any, bench: Bench, database_url: str
+) -> None:
+    """As while an operator, or another worker, has locked the row."""
+
+    def handler(session: Session, job: Job) -> None: ...
+
+    bench.stage(3)
+    worker = start_worker(handler)
+    with connect_postgres(database_url, application="test") as other, other.transaction():
+        other.execute("SELECT FROM penstock.checkpoints FOR UPDATE")
+        assert worker.drain() == 3
+    assert bench.rows("SELECT applied FROM penstock.checkpoints") == [(0,)]
+    worker.drain()
+
+    assert bench.rows("SELECT applied FROM penstock.checkpoints") == [(3,)]
+
+
 def test_a_halted_queue_keeps_its_jobs_until_it_is_let_go(
     working: Pipeline, bench: Bench, database_url: str, redis_url: str
 ) -> None:

@@ -17,12 +17,14 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from coverage import CoverageData
 
 from mutants.mutations import ROOT, Mutant, python_mutants, shuffled
 from mutants.nursery import prepare, run_pytest
 from mutants.queries import find_block, lua_mutants, mutants_of_strings, sql_mutants
+from mutants.recorder import checksums
 from penstock.channels.scripts import with_fragments
 
 PLACE = ROOT / ".mutants"
@@ -92,14 +94,16 @@ class Recorded:
 
     durations: dict[str, float] = field(default_factory=dict)
     blocks: dict[str, list[str]] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)  # files whose lines are others since
     data: CoverageData = field(default_factory=lambda: CoverageData(no_disk=True))
 
     @classmethod
     def read(cls) -> "Recorded":
-        recorded = cls()
+        recorded, current = cls(), checksums()
         for file in PLACE.glob("recorded.*.json"):
             part = json.loads(file.read_text())
             recorded.durations.update(part["durations"])
+            recorded.changed |= {path for path, checksum in part["sums"].items() if current.get(path) != checksum}
             for name, tests in part["blocks"].items():
                 recorded.blocks[name] = sorted({*recorded.blocks.get(name, []), *tests})
         for file in PLACE.glob("coverage.*"):
@@ -111,12 +115,16 @@ class Recorded:
         return recorded
 
     def find_tests(self, mutant: Mutant) -> list[str]:
-        """The tests that execute a mutant, those of its folder and quick ones first, as many as fit into the budget."""
+        """The tests that execute a mutant, those of its folder and quick ones first, as many as fit into the budget.
+
+        Those that execute its file, if its lines have changed since.
+        """
         if mutant.block is not None:
             tests = self.blocks.get(mutant.block) or self._find_fragment_tests(mutant)
         else:
             lines = self.data.contexts_by_lineno(mutant.path)
-            tests = [test for test in lines.get(mutant.line, ()) if test]
+            line = 0 if mutant.path in self.changed else mutant.line
+            tests = [test for test in lines.get(line, ()) if test]
             if not tests:  # executed when it is imported, or a line of a larger statement
                 tests = [test for line in lines.values() for test in line if test]
         return self._choose(mutant, {*tests})
@@ -135,9 +143,14 @@ class Recorded:
         near = {test: sum(word in test for word in words) for test in tests}
         budget = BUDGET_S
         chosen: list[str] = []
-        for test in sorted(
-            filter(_is_there, tests), key=lambda test: (-near[test], self.durations.get(test, 1.0), test)
-        ):
+        ordered = sorted(filter(_is_there, tests), key=lambda test: (-near[test], self.durations.get(test, 1.0), test))
+        before = Counter[str]()  # of every file some, and more of those that are near
+        turns = {}
+        for test in ordered:
+            file = test.partition("::")[0]
+            turns[test] = before[file] // (1 + 4 * near[test])
+            before[file] += 1
+        for test in sorted(ordered, key=lambda test: turns[test]):
             budget -= self.durations.get(test, 1.0)
             if budget < 0 and chosen:
                 break
@@ -280,7 +293,7 @@ def _leave_out_renamed(tests: Sequence[str], output: str) -> list[str]:
     return [test for test in tests if test.partition("[")[0] not in missing] if missing else []
 
 
-def record(tests: Sequence[str]) -> int:
+def record(tests: Sequence[str], jobs: int) -> int:
     """Runs the suite once, to learn which tests execute what; or some tests that have changed since."""
     if not tests:
         shutil.rmtree(PLACE, ignore_errors=True)
@@ -290,7 +303,7 @@ def record(tests: Sequence[str]) -> int:
         "-m",
         "pytest",
         "-n",
-        "2",
+        str(jobs),
         "-q",
         "-p",
         "mutants.recorder",
@@ -301,26 +314,48 @@ def record(tests: Sequence[str]) -> int:
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
-def report(outcomes: Sequence[Outcome], equivalent: set[str]) -> Iterator[str]:
+def summarize(outcomes: Sequence[Outcome], equivalent: set[str], sample: str) -> dict[str, dict[str, Any]]:
+    """What became of the mutants of each area."""
+    areas: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        counts = areas.setdefault(
+            area(outcome.mutant), {"caught": 0, "of": 0, "equivalent": 0, "survivors": [], "sample": sample}
+        )
+        mutant = outcome.mutant
+        if mutant.key in equivalent:
+            counts["equivalent"] += 1
+        elif outcome.result in ("caught", "timed out"):
+            counts["caught"] += 1
+            counts["of"] += 1
+        elif outcome.result != "no mutant":
+            counts["of"] += 1
+            change = mutant.key.partition(" | ")[2]
+            counts["survivors"].append(f"- {outcome.result}: {mutant.path}:{mutant.line} {change}")
+    return areas
+
+
+def report(areas: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The rate by area, and what survives."""
-    counted = [
-        outcome for outcome in outcomes if outcome.result != "no mutant" and outcome.mutant.key not in equivalent
-    ]
-    caught, all_of = Counter[str](), Counter[str]()
-    for outcome in counted:
-        all_of[area(outcome.mutant)] += 1
-        caught[area(outcome.mutant)] += outcome.result in ("caught", "timed out")
-    yield "| area | caught | of | rate |"
-    yield "| --- | --- | --- | --- |"
-    for name in AREAS:
-        if all_of[name]:
-            yield f"| {name} | {caught[name]} | {all_of[name]} | {caught[name] / all_of[name]:.0%} |"
-    total = sum(all_of.values())
-    yield f"| **sum** | **{sum(caught.values())}** | **{total}** | **{sum(caught.values()) / max(total, 1):.0%}** |"
-    yield f"\nequivalent, by {EQUIVALENT.name}: {len([each for each in outcomes if each.mutant.key in equivalent])}"
-    for outcome in counted:
-        if outcome.result not in ("caught", "timed out"):
-            yield f"- {outcome.result}: {outcome.mutant.path}:{outcome.mutant.line} {outcome.mutant.key.partition(' | ')[2]}"
+    yield "| area | caught | of | rate | sample |"
+    yield "| --- | --- | --- | --- | --- |"
+    listed = [(name, areas[name]) for name in AREAS if name in areas]
+    for name, counts in listed:
+        rate = counts["caught"] / max(counts["of"], 1)
+        yield f"| {name} | {counts['caught']} | {counts['of']} | {rate:.0%} | {counts['sample']} |"
+    caught, of = (sum(counts[name] for _, counts in listed) for name in ("caught", "of"))
+    yield f"| **sum** | **{caught}** | **{of}** | **{caught / max(of, 1):.0%}** | |"
+    yield f"\nequivalent, by {EQUIVALENT.name}: {sum(counts['equivalent'] for _, counts in listed)}"
+    for _, counts in listed:
+        yield from counts["survivors"]
+
+
+def write_report(areas: dict[str, dict[str, Any]]) -> None:
+    """Writes the last sample of each area: these, and those of earlier runs since the recording."""
+    file = PLACE / "areas.json"
+    both = (json.loads(file.read_text()) if file.exists() else {}) | areas
+    file.write_text(json.dumps(both))
+    title = "# The last sample of mutants of each area"
+    REPORT.write_text("\n".join([title, "", "`make mutants` writes this page.", "", *report(both), ""]))
 
 
 def main() -> int:
@@ -345,7 +380,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
     if options.record is not None:
-        return record(options.record)
+        return record(options.record, options.jobs)
     if options.file:
         mutants = chosen = read_mistakes(options.file)
     else:
@@ -371,15 +406,14 @@ def main() -> int:
         if EQUIVALENT.exists()
         else set()
     )
-    lines = [*report(outcomes, equivalent)]
-    print("\n".join(["", *lines]))
-    if not (options.only or options.area or options.file):
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        title = f"# The last sample: {options.count} of {len(mutants):,} mutants, seed {options.seed}"
-        at = f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}; `make mutants` writes this page."
-        REPORT.write_text("\n".join([title, "", at, "", *lines, ""]))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    sample = f"seed {options.seed}, {datetime.now(UTC):%Y-%m-%d}, {commit.stdout.strip()}"
+    areas = summarize(outcomes, equivalent, sample)
+    print("\n".join(["", *report(areas)]))
+    if not (options.only or options.file):
+        write_report(areas)
     return 0
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import coverage
 import pytest
@@ -33,6 +34,11 @@ class _Statements(dict[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         _blocks[f"sql:{name}"].add(_test)
         return super().__getitem__(name)
+
+
+def checksums() -> dict[str, int]:
+    """One for each file of the package: the lines of a file with another one have moved."""
+    return {str(file): crc32(file.read_bytes()) for file in sorted(Path("src/penstock").rglob("*.py"))}
 
 
 def _record() -> None:
@@ -78,5 +84,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish() -> None:
     _coverage.stop()
     _coverage.save()
-    recorded = {"durations": _durations, "blocks": {name: sorted(tests - {""}) for name, tests in _blocks.items()}}
+    blocks = {name: sorted(tests - {""}) for name, tests in _blocks.items()}
+    recorded = {"durations": _durations, "blocks": blocks, "sums": checksums()}
     (PLACE / f"recorded.{NAME}.json").write_text(json.dumps(recorded))

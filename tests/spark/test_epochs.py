@@ -1,22 +1,28 @@
 """Epochs: the tasks of an epoch begin and end together."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
 from pyspark.sql import SparkSession
 
+from fixtures.constants import SetConstants
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
+from penstock.consuming import Consumed, make_worker
 from penstock.database.connections import Connection
+from penstock.engines.spark import epochs
 from penstock.engines.spark.assignment import Part, Task
-from penstock.engines.spark.control_channel import ControlServer, TaskPlan
+from penstock.engines.spark.control_channel import ControlServer, Line, TaskPlan
 from penstock.engines.spark.epoch_query import EpochQuery, Schedule
-from penstock.engines.spark.epochs import EpochsReader, EpochsSource
+from penstock.engines.spark.epochs import COUNTS, EpochPartition, EpochsReader, EpochsSource, TaskCounts
 from penstock.errors import DriverUnreachable
 from penstock.spark.session import Slots
+from penstock.streaming import Streamer
 from penstock.streaming.sequencer import MAX_INLINE_RECORDS
 from penstock.testing import eventually
 
@@ -32,9 +38,11 @@ def _servers(connection: Connection, database_url: str, redis_url: str, monkeypa
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
 
 
-def serve(tasks: tuple[Task, ...]) -> tuple[ControlServer, dict[str, str]]:
+def serve(
+    tasks: tuple[Task, ...], receive: Callable[[Line], None] = lambda _: None
+) -> tuple[ControlServer, dict[str, str]]:
     """A driver with one plan, and the options of its readers."""
-    server = ControlServer("127.0.0.1", receive=lambda _: None, plan=lambda: TaskPlan("first", tasks))
+    server = ControlServer("127.0.0.1", receive=receive, plan=lambda: TaskPlan("first", tasks))
     address = f"{server.address.host}:{server.address.port}"
     return server, {**OPTIONS, "control": address, "token": server.address.token}
 
@@ -84,6 +92,63 @@ def test_a_restarted_task_ends_with_its_epoch_and_not_a_full_epoch_later() -> No
     server.close()
     assert ended
     assert len(rows) == len(TASKS)
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_task_works_as_the_options_of_its_driver_say(value: str) -> None:
+    """Behind a pooler no statement is prepared; events are sent to a driver that observes them."""
+    received: list[Line] = []
+    together = Task((*TASKS[0].parts, *TASKS[1].parts))
+    server, options = serve((together,), received.append)
+    reader = EpochsReader({**options, "seconds": "0", "prepare": value, "observed": value})
+    with (
+        patch("penstock.streaming.Streamer", wraps=Streamer) as streamers,
+        patch("penstock.consuming.make_worker", wraps=make_worker) as workers,
+    ):
+        [(name, *counts, _, unreachable)] = reader.read(reader.partitions({}, {})[0])
+    eventually(lambda: received, "the task has reported")
+    server.close()
+
+    assert (name, counts, unreachable) == ("streamer + one[0,1]", [0] * len(COUNTS), None)
+    assert [made.call_args.kwargs["prepare"] for made in (streamers, workers)] == [value == "true"] * 2
+    assert [len(line.get("events", ())) for line in received] == [2 if value == "true" else 0]
+
+
+def test_an_error_of_a_task_is_sent_to_the_driver_and_that_it_is_unreachable_is_its_row(
+    set_constants: SetConstants,
+) -> None:
+    set_constants("engines.spark.epochs", UNREACHABLE_PAUSE_S=0.0)
+    received: list[Line] = []
+    server, options = serve(TASKS, received.append)
+    failing = EpochsReader({**options, "seconds": "600", "app": "nowhere:nothing"})
+    lost = EpochsReader({**options, "seconds": "600", "control": "127.0.0.1:1"})
+
+    [row] = failing.read(failing.partitions({}, {})[0])
+    [unreachable] = lost.read(EpochPartition(TASKS[0], "first"))
+
+    eventually(lambda: len(received) == 2, "the error and the counts arrive")
+    server.close()
+    assert (received[0]["error"], received[0]["task"]) == ("DeclarationError", "streamer")
+    assert "importing nowhere" in received[0]["message"]
+    assert row[-1] is None
+    assert "cannot connect to the driver at 127.0.0.1:1" in unreachable[-1]
+
+
+def test_counts_are_sent_once_a_second_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent, totals = [100.0], list[Line](), dict.fromkeys(COUNTS, 0)
+    monkeypatch.setattr(epochs, "monotonic", lambda: now[0])
+    counts = TaskCounts("t", totals, sent.append)
+    for seconds, published in ((0, 1), (0.75, 2), (0.25, 4), (0.75, 8)):
+        now[0] += seconds
+        counts.add(published=published, resent=0)
+    counts.send()
+    counts.add_consumed(Consumed(applied=1, skipped=2, cancelled=4, dead=8, backfilled=16))
+    counts.send()
+
+    consumed = {"applied": 1, "skipped": 6, "dead": 8, "backfilled": 16}
+    expected = [{"published": 1}, {"published": 6}, {"published": 8}, consumed]
+    assert sent == [{"task": "t", **line} for line in expected]
+    assert totals == {**dict.fromkeys(COUNTS, 0), "published": 15, **consumed}
 
 
 def test_a_restarted_query_leaves_one_directory(spark: SparkSession, tmp_path: Path) -> None:

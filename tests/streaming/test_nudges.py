@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from time import monotonic, thread_time
+from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,7 +10,7 @@ from structlog.testing import capture_logs
 from fixtures.clocks import Clock
 from fixtures.flow import stage_rows
 from penstock import Log
-from penstock.database.connections import Connection
+from penstock.database.connections import Connection, connect_postgres
 from penstock.records import DEFAULT_SCOPE
 from penstock.streaming import Streamer
 from penstock.streaming.nudges import MAX_NUDGES, MAX_PAYLOAD_BYTES, Nudges
@@ -152,6 +153,27 @@ def test_after_ten_seconds_nudges_are_listened_for_again(
     assert listeners(connection) == 1
     connection.execute("NOTIFY penstock_nudge")
     assert timed.wait(60)
+
+
+@pytest.mark.parametrize("fails", ["connecting", "listening"])
+def test_a_streamer_that_cannot_listen_tries_again_after_ten_seconds(
+    fails: str, database_url: str, connection: Connection, clock: Clock
+) -> None:
+    """Otherwise each of its pauses would begin with another attempt."""
+
+    def connect(url: str, *, application: str) -> Connection:
+        made = connect_postgres(url, application=application)
+        if fails == "listening":
+            made.close()
+        return made
+
+    made = Nudges(database_url + "nowhere" * (fails == "connecting"), DEFAULT_SCOPE, clock)
+    with patch("penstock.streaming.nudges.connect_postgres", side_effect=connect) as connecting:
+        for seconds, attempts in ((0.0, 1), (9.99, 1), (0.01, 2)):
+            clock.now += seconds
+            assert not made.wait(0.001)
+            assert connecting.call_count == attempts
+    assert listeners(connection) == 0
 
 
 def test_a_streamer_whose_listening_connection_is_ended_goes_on(

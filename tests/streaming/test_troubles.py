@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.constants import SetConstants
 from fixtures.documents import run_page
 from fixtures.flow import running
 from penstock import Log, Pipeline
@@ -240,6 +241,26 @@ def test_slack_pagerduty_and_sentry_are_told(
     assert incident["payload"]["severity"] == "critical"
     assert incident["payload"]["summary"] == "halts is halted in things/0"
     assert incident["dedup_key"] == "halted halts things 0"
+
+
+def test_a_streamer_that_ends_waits_for_the_function_that_runs(
+    fail: Callable[[str], None], troubled: Pipeline, database_url: str, set_constants: SetConstants
+) -> None:
+    set_constants("streaming.troubles", CLOSE_S=60.0)
+    fail("one")
+    began, returned = threading.Event(), threading.Event()
+
+    def report(_: TroubleReport) -> None:
+        began.set()
+        assert made._stopping.wait(60)
+        returned.wait(0.05)  # longer than it takes to close
+        returned.set()
+
+    made = TroubleWatch([report], database_url, troubled.scope)
+    made.open()
+    assert began.wait(60)
+    made.close()
+    assert returned.is_set()
 
 
 def test_a_function_that_hangs_or_fails_stops_no_record(

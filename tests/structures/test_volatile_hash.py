@@ -293,3 +293,15 @@ def test_hashes_that_nobody_names_again_are_collected_at_random(
         "those that are empty are struck off the list",
     )
     assert sessions.hget("ann") == b"1"
+
+
+def test_a_hash_is_listed_when_it_begins_and_not_at_each_write(sessions: VolatileHash, plain: RedisClient) -> None:
+    """A round trip less."""
+    listed = "penstock:{volatile-hashes}:names"
+    for field, number in (("ann", 1), ("bob", 0)):
+        sessions.hset(field, "1", 60)
+        assert plain.delete(listed) == number
+    sessions.hdel("ann", "bob")
+    sessions.hset("ann", "1", None)
+
+    assert plain.smembers(listed) == {b"sessions"}

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from penstock.crash_points import crashpoint, install_crashpoint, install_repeat
 from penstock.database.connections import Connection
 from penstock.testing import survives, surviving
 from penstock.testing.databases import delete_keys
-from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, find_unstable, read_tables
+from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, copied, find_unstable, read_tables
 
 THINGS, INDEX, JOBS = Log("things", shards=2), Ick("index", shards=1), Queue("jobs")
 NOTHING, OTHER_JOBS = Log("nothing", shards=1), Queue("others")
@@ -255,6 +256,25 @@ def test_other_sessions_are_an_error_that_says_what_to_do(
     with pytest.raises(AssertionError, match=r"has other sessions.*engine\.dispose\(\)"):
         survives(Pipeline([THINGS]), database_url, redis_url)
     connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_session_that_leaves_in_time_is_waited_for(
+    connection: Connection,
+    database_url: str,
+    set_constants: SetConstants,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    in_time: bool,
+) -> None:
+    """As one does that was just closed."""
+    set_constants("testing.surviving", LEAVING_S=60.0 if in_time else 0.0)
+    monkeypatch.setattr(surviving, "sleep", lambda _: connection.close())
+    with (
+        nullcontext() if in_time else pytest.raises(AssertionError, match="other sessions"),
+        copied(database_url) as url,
+    ):
+        assert url != database_url
 
 
 class Run:

@@ -66,6 +66,7 @@ def test_the_reserved_header_comes_last_and_repeats_the_columns(headers: str) ->
     record = queued(None, headers=headers)
 
     assert record.headers.endswith(f'"action": "a", "object": "o", "staged_us": {STAGED_US}}}}}')
+    assert json.loads(record.headers)["penstock"]["object"] == "o"
     assert record.due_ms == (5 if "due" in headers else None)
     assert record.headers.startswith('{"a": 1e400, ') == ("1e400" in headers)
 

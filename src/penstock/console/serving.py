@@ -99,16 +99,16 @@ def _make_server(console: Console, on_ready: Callable[[], None], root_path: str 
     return _Server(config, on_ready)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+@contextmanager
+def _bind(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise InvalidSetting(f"{host}:{port} cannot be listened to: {error.strerror}") from None
-    return bound
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, port))
+        except OSError as error:
+            raise InvalidSetting(f"{host}:{port} cannot be listened to: {error.strerror}") from None
+        yield bound
 
 
 def serve(

@@ -36,13 +36,10 @@ def quote_literal(value: str) -> str:
 
 @cache
 def directory(name: str) -> Traversable:
-    """Returns the shipped directory ``name``."""
-    shipped = files("penstock") / f"_{name}"
-    if shipped.is_dir():
-        return shipped
-    checkout = Path(__file__).parents[3] / name
-    if checkout.is_dir():
-        return checkout
+    """Returns the directory ``name``: that of a wheel, or of a checkout."""
+    for path in (files("penstock") / f"_{name}", Path(__file__).parents[3] / name):
+        if path.is_dir():
+            return path
     raise FileNotFoundError(
         f"penstock was installed without its {name} directory; install it from a wheel or a whole "
         "checkout"

@@ -339,6 +339,25 @@ def test_an_expired_record_is_dropped_counted_and_told(
     assert again == 2
 
 
+def test_a_read_that_drops_much_ends_after_a_thousand_records(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    """Redis serves nobody else meanwhile.  What is new comes after all that was due."""
+    work.append(1200)
+    group = reader(retry_s=60, expire_s=60, max_pending=2000)
+    while group.read(1000):
+        pass
+    pending: Any = redis_client.hgetall(f"{CURSOR}:pending")
+    redis_client.hset(f"{CURSOR}:pending", mapping=dict.fromkeys(pending, b"1 1"))  # it has expired
+    make_due(redis_client)
+    work.append(1)
+
+    for dropped, new in (((1, 1001), []), ((1002, 1200), [1201])):
+        taken = group.read(1)
+        assert [(skipped.first, skipped.last) for skipped in taken.dropped] == [dropped]
+        assert offsets(taken) == new
+
+
 def test_no_new_records_come_while_as_many_are_pending_as_may_be(work: GroupedLog, reader: Reader) -> None:
     """Although there are some; until one is acknowledged, or delivered again."""
     work.append(5)
