@@ -112,7 +112,7 @@ class Reference:
         if bases := _public_bases(cls):
             yield self._linked(f"Base: {', '.join(f'`{base}`' for base in bases)}.", module)
         if module == "penstock.errors":
-            yield f"[Exit code, and what to do](../errors.md#{cls.name.lower()})."
+            yield f"[What to do](../errors.md#{cls.name.lower()})."
         yield from self._docstring(cls, module)
         if constructor is not None and constructor.docstring:
             yield from self._docstring(constructor, module)

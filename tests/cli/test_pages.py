@@ -14,6 +14,7 @@ from penstock.errors import PenstockError
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ERRORS = (REFERENCE / "errors.md").read_text()
 GENERATED = runpy.run_path(str(REFERENCE / "command_line.py"))
+TREE = re.findall(r"^( *)(\w+) (\d)$", ERRORS, re.MULTILINE)
 SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", ERRORS, re.MULTILINE | re.DOTALL))
 
 
@@ -33,10 +34,25 @@ def all_errors() -> list[type[PenstockError]]:
 def test_an_error_has_a_section_and_an_exit_code(error: type[PenstockError]) -> None:
     assert error.page == f"errors#{error.__name__.lower()}"
     assert error.__name__ in SECTIONS
-    assert f"Exit code {error.exit_code}." in SECTIONS[error.__name__]
     assert error.exit_code in dict(GENERATED["EXIT_CODES"])
-    assert re.search(rf"{error.__name__} +{error.exit_code}$", ERRORS, re.MULTILINE)
     assert error.__doc__
+
+
+def test_the_tree_shows_the_base_class_and_the_exit_code_of_every_error() -> None:
+    shown: dict[str, tuple[str | None, int]] = {}
+    path: list[str] = []
+    for indent, name, code in TREE:
+        del path[len(indent) // 4 :]
+        shown[name] = (path[-1] if path else None, int(code))
+        path.append(name)
+
+    assert shown == {
+        error.__name__: (None if error is PenstockError else _find_base(error), error.exit_code) for error in all_errors()
+    }
+
+
+def _find_base(error: type[PenstockError]) -> str:
+    return next(base.__name__ for base in error.__bases__ if issubclass(base, PenstockError))
 
 
 def test_every_section_belongs_to_an_existing_error() -> None:
