@@ -33,8 +33,12 @@ EXIT_CODES = (
 EXPLAINED = {get_args(each)[1].help for each in (Json, Apply)}
 """Help texts that the beginning of the page repeats."""
 
-TIME = " (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago)"
-"""What the beginning of the page says of times."""
+EXAMPLE = re.compile(
+    r"(?P<bracket> \()?(?:: |, such as )?(?:"
+    r"(?:ISO 8601|2026-11-23T14:05\+01:00, by default UTC), or 2h for two hours ago"
+    r"|'?rides(?:@eu)?/2 offset 4118'?)(?(bracket)\))"
+)
+"""Times and places, which the beginning of the page explains."""
 
 NAME = re.compile(r"Name of the [\w-]+\.")
 """Help of an argument that its name explains."""
@@ -80,7 +84,8 @@ _COMMANDS = """\
 
 Data goes to stdout, messages and the log to stderr; `--json` prints data as JSON.
 Without `--apply`, a command that takes it only shows a plan (`init`: with `--roles`).
-A time is in ISO 8601, `2026-11-23T14:05+01:00`, by default in UTC, or `2h` for two hours ago.
+A `TIME` is in ISO 8601, `2026-11-23T14:05+01:00`, by default in UTC, or `2h` for two hours ago.
+A `PLACE` is a shard with an offset: `'rides/2 offset 4118'`.
 SIGTERM and Ctrl-C stop a worker gracefully: a batch is finished, or rolled back and applied again later.
 
 | exit code | meaning |
@@ -213,7 +218,7 @@ def _is_setting(parameter: Any) -> bool:
 
 
 def _render_parameter(parameter: Any) -> str:
-    text = " ".join((parameter.help or "").split()).replace(TIME, "")
+    text = EXAMPLE.sub("", " ".join((parameter.help or "").split()))
     return f"- {_format_name(parameter)}: {text}"
 
 

@@ -60,7 +60,7 @@ explains it (``docs/reference/errors.md``).
         ├── QueueDamaged          no stream of a queue can be written
         ├── DamagedJournal        rows of the journal, or records that it names, were deleted
         ├── UnpublishableRecord   Postgres cannot read a record, or Redis does not take it
-        ├── NotReplayable         a replay that cannot be, or that was carried out already
+        ├── NotReplayable         a replay that is impossible, or a repeated one
         ├── ReadOnlyPostgres      a standby or a read-only server
         ├── Fenced                a newer epoch has taken over
         ├── RepairRefused         a constraint or trigger does not allow a repair
@@ -445,7 +445,7 @@ class UnpublishableRecord(Refused):
 
 
 class NotReplayable(Refused):
-    """Records cannot be replayed into a channel, or the same replay was carried out already."""
+    """Records cannot be replayed into a channel, or this replay has already been carried out."""
 
 
 class ReadOnlyPostgres(Refused):

@@ -114,15 +114,15 @@ class Settings:
             where requests do the work. With auto, run takes Spark if it is installed; verify,
             reconcile and consume only for DataFrames, Parquet, --master or --conf.
         idle: Maximum pause after a round without records.
-        prepare: Use prepared statements. Behind a pooler none are used.
-        share: Share of the shards that this streamer publishes beside others, such as 1/2; the
-            first also sequences. By default all.
-        listen: Address at which this process serves /livez, /readyz and, with the extra prometheus,
-            /metrics over HTTP; a port alone is for this machine. By default none.
-        concurrency: Jobs at a time for each worker of a queue; by default as the worker declares.
+        prepare: Use prepared statements, except behind a pooler.
+        share: Share of the shards that this streamer publishes, such as 1/2: the first of two,
+            which also sequences. By default all shards.
+        listen: Address on which this process serves /livez, /readyz and, with the extra prometheus,
+            /metrics over HTTP; a port alone listens only on this machine. By default none.
+        concurrency: Jobs that each worker of a queue does at a time; by default as declared.
         master: Spark's master URL; by default local, with as many threads as needed.
         conf: Spark configuration, each as name=value; in the environment a JSON list.
-        epoch_length: Time that a Spark task runs before it reports and is scheduled again.
+        epoch_length: Time that a Spark task runs before Spark schedules it again.
         log_format: Format of the log on stderr; auto is console on a terminal, JSON lines
             otherwise.
         log_level: Lowest level that is logged; with debug, an error shows its traceback.

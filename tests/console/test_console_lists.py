@@ -203,7 +203,7 @@ def test_a_search_for_a_key_that_takes_long_says_how_far_it_came(
 PLANS: dict[str, tuple[str, ...]] = {
     "pause?kind=channel&name=orders": (
         "Pause channel orders",
-        "What is being applied ends; nothing is begun after it, in any process.",
+        "Work in progress is finished, and no process starts anything new.",
         "Applications continue to stage, and the streamer to publish. Retention waits.",
         "penstock channels pause orders --reason …",
         "/channels/orders",
@@ -240,13 +240,13 @@ PLANS: dict[str, tuple[str, ...]] = {
         "/dead-letters?consumer=late",
     ),
     f"retry?consumer=late&{LETTER}2": (
-        "a later record of its key was applied since, at orders/0 offset 5: a retry would bring back the older state. To retry it all the same: penstock dead-letters retry late 'orders/0 offset 2' --superseded",
+        "a later record of its key was applied since, at orders/0 offset 5: a retry would bring back the older state. To retry it anyway: penstock dead-letters retry late 'orders/0 offset 2' --superseded",
     ),
     "retry?consumer=late&channel=old&shard=0&offset=3": (
         "Retry the dead letter of late at old/0 offset 3",
         "A worker of late calls its handler with it, within seconds, unless it is paused.",
-        "It is parked: it stays while an earlier dead letter of its key is there.",
-        "A retry was requested before, and no worker has taken it yet: does one run?",
+        "It is parked, and stays until earlier dead letters of its key are gone.",
+        "A retry has already been requested, and no worker has taken it yet: is one running?",
         "penstock dead-letters retry late 'old/0 offset 3' --parked",
         "/dead-letters?consumer=late",
     ),
@@ -300,7 +300,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "limit?channel=jobs&key=x&in_flight=3": (
         "Limit a key of jobs",
         "key 'x' of jobs: no limits of its own → in_flight 3",
-        "The streamer brings them to Redis within a second or two, also for what waits.",
+        "The streamer copies them to Redis within two seconds, for waiting jobs, too.",
         "penstock queues limit jobs --key x --in-flight 3 --apply",
         "/channels/jobs/limits",
     ),

@@ -368,7 +368,7 @@ DEFERRED = (
     ("handler", "reason"),
     [
         (then("INSERT INTO public.children VALUES (1)"), "at COMMIT: ForeignKeyViolation"),
-        (swallows, "caught a database error and went on"),
+        (swallows, "caught a database error and continued"),
         (then("SET TRANSACTION READ ONLY"), "made its transaction read-only"),
         (then("ROLLBACK"), "the transaction that carries the checkpoint is gone"),
         (calls("rollback"), "called session.rollback"),

@@ -311,7 +311,7 @@ def test_the_commands_name_the_pause_that_still_holds(connection: Connection, pe
 
     assert "consumer totals is paused since" in first.stdout
     assert "paused: consumer totals is paused" in shown.stdout
-    assert "by ann: a deploy; go on: penstock consumers resume totals" in shown.stdout
+    assert "by ann: a deploy; to resume: penstock consumers resume totals" in shown.stdout
     assert shown.returncode == 0
     assert "resumed consumer totals, paused by ann: a deploy" in ended.stdout
     assert "It still waits: channel things is paused" in ended.stderr

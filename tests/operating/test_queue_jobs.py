@@ -273,7 +273,7 @@ def test_jobs_are_due_at_another_time(
         assert move_due(Store(connection), redis_client, "jobs", JobFilter((1, 3)), later) == 1
         plan = penstock("jobs", "move-due", "jobs", "0s", "2", "3", "4", "--json")
         assert json.loads(plan.stdout) == [{"tenant": "a", "state": "delayed", "jobs": 1}]
-        assert "those with a unique name, are left alone" in plan.stderr
+        assert "jobs with a unique name, are not moved" in plan.stderr
         assert penstock("jobs", "move-due", "jobs", "2020-01-01T00:00Z", "2", "3", "4", "--apply").stdout.startswith(
             "1 job due at"
         )

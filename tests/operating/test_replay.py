@@ -172,7 +172,7 @@ def test_two_processes_carry_out_one_replay(connection: Connection, ask: Ask) ->
     for thread in threads:
         thread.join(60)
 
-    assert all("carried out already" in str(error) for error in failed)
+    assert all("already been carried out" in str(error) for error in failed)
     assert numbers(connection) == list(range(40))
     assert connection.execute("SELECT count(*) FROM penstock.replays").fetchone() == (1,)
 
@@ -384,10 +384,10 @@ def test_the_command_shows_a_plan_and_carries_it_out(penstock: CommandLine, conn
     assert "3 records would be copied into copies" in plan.stdout
     assert "--apply" in plan.stderr
     assert "3 copies staged" in done.stdout
-    assert "was carried out already" not in done.stdout
+    assert "has already been carried out" not in done.stdout
     assert "--apply" not in done.stderr
     assert "--again" in twice.stderr
-    assert "replay 1 into copies was carried out already: 3 copies staged" in after.stdout
+    assert "replay 1 into copies has already been carried out: 3 copies staged" in after.stdout
     assert "Nothing was changed" in after.stderr
     assert "--again --apply" in after.stderr
     assert json.loads(as_json.stdout)["staged"] == 3

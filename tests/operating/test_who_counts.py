@@ -77,10 +77,10 @@ nightly jobs 0 3 * * * UTC - …
 halted: halted orders/1: ValueError: a bad one
 halted: halted orders/2: LookupError: another
 halted: paused orders/0: ValueError: before the pause
-paused: channel index is paused since … UTC by bob: a rebuild; go on: penstock channels resume index
-paused: consumer abroad is paused since … UTC by bob: nobody; go on: penstock consumers resume abroad
-paused: consumer orders is paused since … UTC by bob: a name of a channel; go on: penstock consumers resume orders
-paused: consumer paused is paused since … UTC by ann: a deploy; go on: penstock consumers resume paused
+paused: channel index is paused since … UTC by bob: a rebuild; to resume: penstock channels resume index
+paused: consumer abroad is paused since … UTC by bob: nobody; to resume: penstock consumers resume abroad
+paused: consumer orders is paused since … UTC by bob: a name of a channel; to resume: penstock consumers resume orders
+paused: consumer paused is paused since … UTC by ann: a deploy; to resume: penstock consumers resume paused
 waiting: grower grown/3: waiting for grown/1, of an earlier generation, not wholly applied yet
 waiting: waits orders/2: waiting after Snooze: the service is away
 late: nightly has been due for … h: no streamer runs that declares it as it is registered

@@ -332,7 +332,7 @@ def test_the_command_prints_the_users(bare: CommandLine) -> None:
 
     assert done.returncode == 0
     assert [line.split()[2] for line in lines] == ["shop_admin", *(f"shop_{u}" for u in COMMANDS)]
-    assert "Redis keeps them in memory" in done.stderr
+    assert "Redis keeps these users in memory" in done.stderr
     assert not any(">" in line or "nopass" in line for line in lines)
 
 

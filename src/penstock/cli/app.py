@@ -42,15 +42,15 @@ class CommandEntry:
 
 
 _COMMANDS = """\
-Run     rocket_rides   demo          Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
-Run     installation   init          Create or upgrade Penstock's tables and declared triggers, or its roles.
+Run     rocket_rides   demo          Run a sample pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
+Run     installation   init          Create or upgrade Penstock's tables and the declared triggers, or with --roles its roles.
 Run     services       run           Run the whole pipeline: the streamer and all consumers.
-Run     services       stream        Sequence and publish staged records; several may run at once.
+Run     services       stream        Sequence and publish staged records; several streamers may run at once.
 Run     services       consume       Apply records with one consumer; several processes share its shards.
 Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones.
-Inspect health         status        Show how far records are staged, sequenced, published and applied; exits with 1 if a shard does not move.
+Inspect health         status        Show how many records are staged, sequenced, published and applied; exits with 1 if a shard makes no progress.
 Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks readers or writers.
-Inspect consoles       console       Show the pipeline in a browser; without --users only on this machine, by the printed link.
+Inspect consoles       console       Show the pipeline in a browser; without --users, only on this machine, by the printed link.
 Inspect health         metrics       Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a pipeline.
 Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, unfinished messages.
 Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.
@@ -59,7 +59,7 @@ Inspect health         doctor        Check for anything that endangers records; 
 Inspect probe          probe         Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why.
 Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs; exits with 4 if one is.
 Repair  comparisons    reconcile     Compare consumers' state with the canonical tables, while they run; exits with 4 if anything differs.
-Repair  resets         replay        Copy records of a log, by range or key, into another channel as new ones; continues an interrupted replay.
+Repair  resets         replay        Copy records of a log, by range or key, into another channel, as new records; continues an interrupted replay.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
 Repair  jobs           jobs          List, show, cancel, retry or move the unfinished jobs of a queue.
 Repair  jobs           queues        List or set limits of the tenants and keys of a queue.

@@ -200,7 +200,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             if isinstance(value, str) and _SURROGATE.search(value):
                 raise InvalidSetting(f"{name} is not in UTF-8: {value!a}")
             if isinstance(value, int) and abs(value) > MAX_NUMBER:
-                raise InvalidSetting(f"{name} is {value}; numbers go to {MAX_NUMBER}")
+                raise InvalidSetting(f"{name} is {value}; the largest number is {MAX_NUMBER}")
 
 
 @contextmanager

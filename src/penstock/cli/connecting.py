@@ -68,9 +68,8 @@ def servers(
         )
     if not start and not (directory / "postgres").is_dir():
         raise ServerUnavailable(
-            f"no --database-url and --redis-url were given, and {directory} holds no embedded "
-            "servers. "
-            "Give them, or start embedded servers first: penstock run, penstock demo"
+            f"neither --database-url nor --redis-url was given, and {directory} holds no embedded "
+            "servers. Give them, or start embedded servers first: penstock run, penstock demo"
         )
     with _start_embedded(directory, schema) as embedded:
         yield embedded

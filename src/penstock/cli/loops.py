@@ -183,7 +183,7 @@ def raise_if_stopped(settings: Settings, pipeline: Pipeline, name: str) -> None:
         snapshot = status(servers.store, servers.client, pipeline)
     for row in snapshot.consumers:
         if row.consumer == name and (pause := snapshot.find_pause(row)) is not None:
-            raise Paused(f"{pause}. Nothing was applied since; go on: {pause.how_to_resume}")
+            raise Paused(f"{pause}. Nothing was applied since; to resume: {pause.how_to_resume}")
     halted = {shard: reason for consumer, shard, reason in snapshot.halted if consumer == name}
     if halted:
         has_letters = snapshot.has_letters(name)

@@ -186,7 +186,7 @@ def _plan_pause(servers: ActingServers, form: Form) -> Plan:
     current = find_pause(store, kind, name)
     reason = shlex.quote(form["reason"]) if form.get("reason") else "…"
     changes = [
-        "What is being applied ends; nothing is begun after it, in any process.",
+        "Work in progress is finished, and no process starts anything new.",
         "Applications continue to stage, and the streamer to publish. Retention waits.",
     ]
     if kind == "schedule":
@@ -229,7 +229,7 @@ def _plan_run(servers: ActingServers, form: Form) -> Plan:
     check_pausable(servers.store, "schedule", name)
     return Plan(
         f"Run schedule {name} now",
-        ("A streamer that declares it stages one job more, within a second.",),
+        ("A streamer that declares it stages one more job within a second.",),
         f"penstock schedules run {name}",
         {"name": name},
         "/schedules",
@@ -248,7 +248,7 @@ def _plan_go_on(servers: ActingServers, form: Form) -> Plan:
         # go on.
         if "penstock " in reason:
             raise Refused(
-                f"{name} is halted in {shard} for a reason that takes another command: see "
+                f"{name} is halted in {shard} for a reason that needs another command: see "
                 "penstock status"
             )
     changes = [f"{move.channel}/{move.shard} continues after offset {move.after}" for move in moves]
@@ -272,7 +272,7 @@ LETTER_FIELDS = ("consumer", "channel", "shard", "offset")
 """Fields that name a dead letter."""
 
 MAX_CHOSEN = 10_000
-"""Jobs of one plan; another one takes the next."""
+"""Jobs of one plan; make another plan for the others."""
 
 
 def _plan_retry(servers: ActingServers, form: Form) -> Plan:
@@ -283,7 +283,7 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
         raise Refused(
             f"a later record of its key was applied since, at {letter.superseded_by}: a retry "
             "would bring back the older state. "
-            f"To retry it all the same: {command} --superseded"
+            f"To retry it anyway: {command} --superseded"
         )
     changes = [
         (
@@ -292,10 +292,10 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
         )
     ]
     if letter.parked:
-        changes.append("It is parked: it stays while an earlier dead letter of its key is there.")
+        changes.append("It is parked, and stays until earlier dead letters of its key are gone.")
     if letter.retry_requested_at is not None:
         changes.append(
-            "A retry was requested before, and no worker has taken it yet: does one run?"
+            "A retry has already been requested, and no worker has taken it yet: is one running?"
         )
     return Plan(
         f"Retry the dead letter of {letter.consumer} at {letter.place}",
@@ -525,7 +525,7 @@ def _choose_jobs(
         raise Unknown(f"{queue} has no such job that is not done")
     notes = [f"{format_count(count, 'job')} now."]
     if count >= MAX_CHOSEN:
-        notes.append(f"A plan takes up to {MAX_CHOSEN:,}; another one takes the next.")
+        notes.append(f"A plan takes up to {MAX_CHOSEN:,}; make another plan for the others.")
     return queue, replace(job_filter, up_to=job_filter.up_to or last), tuple(notes)
 
 
@@ -537,7 +537,7 @@ def _plan_limit(servers: ActingServers, form: Form) -> Plan:
         change.title,
         (
             change.describe(current),
-            "The streamer brings them to Redis within a second or two, also for what waits.",
+            "The streamer copies them to Redis within two seconds, for waiting jobs, too.",
         ),
         change.command,
         {name: form[name] for name in ("channel", change.kind, *change.limits)},

@@ -253,10 +253,10 @@ class HandlerTransaction:
         match sqlstate(error):
             case driver_errors.IN_FAILED_TRANSACTION:
                 text = (
-                    f"{consumer}: the handler caught a database error and went on, but Postgres "
-                    "had aborted the transaction. Let the error out, or put what may fail into "
-                    "`with session.begin_nested():`, or Django's `transaction.atomic()` for its "
-                    "ORM"
+                    f"{consumer}: the handler caught a database error and continued, but Postgres "
+                    "had aborted the transaction. Let the error propagate, or put statements that "
+                    "may fail into `with session.begin_nested():`, or Django's "
+                    "`transaction.atomic()` for its ORM"
                 )
                 hidden = BrokenTransaction(text)
                 hidden.__cause__ = self._caller.aborts.last
@@ -284,7 +284,7 @@ class HandlerTransaction:
     def _too_slow(self, error: BaseException) -> BrokenTransaction:
         slow = BrokenTransaction(
             f"consumer {self._consumer.name}: the handler went {self._consumer.idle_timeout:g} s "
-            "without a statement on its session, and Postgres ended its transaction. Take a "
+            "without a statement on its session, and Postgres ended its transaction. Use a "
             "smaller batch, or a longer idle_timeout"
         )
         slow.__context__ = error

@@ -137,9 +137,10 @@ def orm_connected(
     )
     if shared.needs_rollback or is_aborted:
         raise BrokenTransaction(
-            "the handler went on in a transaction that cannot be committed: after an error that "
+            "the handler continued in a transaction that cannot be committed: after an error that "
             "it caught, atomic(savepoint=False), set_rollback(True) or connection.close(). Let "
-            "the error out, or put what may fail into `with transaction.atomic():`"
+            "the error propagate, or put statements that may fail into "
+            "`with transaction.atomic():`"
         ) from aborted_by
     commits += [function for _, function, _ in shared.run_on_commit]
 

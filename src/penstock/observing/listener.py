@@ -131,7 +131,7 @@ class Listener:
             self._server = _Server(host.strip("[]") or "127.0.0.1", int(number), routes)
         except OSError as error:
             raise InvalidSetting(
-                f"--listen {address}: this address cannot be listened to: {error.strerror}. Take "
+                f"--listen {address}: this address cannot be listened to: {error.strerror}. Use "
                 "a free port"
             ) from None
         self.port = int(self._server.server_address[1])

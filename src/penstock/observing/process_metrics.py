@@ -57,7 +57,7 @@ class ProcessMetric:
 
 _TABLE = """\
 staged_records_total        counter   channel                      Records that this process has staged, including those rolled back.
-delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled come from the journal.
+delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled are those read from the journal.
 stage_to_handler_seconds    histogram consumer,channel             Time from staging to the handler, of each applied record.
 handler_duration_seconds    histogram consumer,channel,error_type  Time of a handler's call; error_type is empty if the call succeeded.
 handler_batch_records       histogram consumer,channel             Records that a handler is called with.

@@ -70,22 +70,22 @@ class StateMetric:
 _TABLE = """\
 up                                      gauge   max server              1 if the server answered, and Redis takes writes.
 build_info                              gauge   max version,revision    Always 1; release of Penstock, and the newest revision of its tables.
-epoch                                   gauge   max -                   Epoch of the pipeline: raised by penstock reset epoch.
+epoch                                   gauge   max -                   Epoch of the pipeline, which penstock reset epoch raises.
 last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.
 oldest_transaction_age_seconds          gauge   max -                   Age of the oldest open transaction that has staged records; 0 without one.
 isolated_records                        gauge   sum -                   Staged records that can get no offset.
 staged_records                          gauge   sum channel             Committed records without an offset; counted up to 100,000.
 staged_oldest_age_seconds               gauge   max channel             Age of the oldest committed record without an offset.
 sequenced_records_total                 counter sum channel             Records that got an offset.
-published_records_total                 counter sum channel             Records that Redis has, or has had.
+published_records_total                 counter sum channel             Records published to Redis, including evicted ones.
 unpublished_records                     gauge   sum channel             Records with an offset that Redis lacks.
 unread_records                          gauge   sum channel             Records that nobody reads: their shard, or a checkpoint in it, is missing.
 log_records                             gauge   sum channel             Records that a log holds in Redis.
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
 log_memory_limit_bytes                  gauge   sum channel             Memory budget of a log in Redis.
-shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; 0 without a shard for a channel that has none.
-shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; 0 without a shard for a channel that has none.
+shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; a single 0 without a shard if there is none.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; a single 0 without a shard if there is none.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
@@ -94,8 +94,8 @@ consumer_lag_seconds                    gauge   max consumer,channel    Age of t
 consumer_evicted_records                gauge   sum consumer,channel    Records that the consumer has not passed and Redis has evicted.
 consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
 consumer_paused                         gauge   max consumer,channel    1 while an operator has paused the consumer, or its channel.
-consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; 0 without a shard for a consumer that has none.
-consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; 0 without a shard for a consumer that has none.
+consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; a single 0 without a shard if there is none.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; a single 0 without a shard if there is none.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.
@@ -109,7 +109,7 @@ queue_lost_messages_total               counter sum channel             Messages
 ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held.
 ick_oldest_age_seconds                  gauge   max channel             Age of the oldest member.
 ick_records_total                       counter sum channel             Records that marked members.
-ick_dirtied_total                       counter sum channel             Members that became dirty by a record.
+ick_dirtied_total                       counter sum channel             Members that a record made dirty.
 reconciliation_last_run_timestamp_seconds gauge max reconciliation,consumer   Start of the last run.
 reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1 for the outcome of the last run.
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in the last run.

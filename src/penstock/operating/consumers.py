@@ -137,10 +137,9 @@ def _check_free(store: Store, names: dict[str, str]) -> None:
     now = find_successor(store, successor)
     if now is not None and now != consumer:
         raise Refused(
-            f"{successor} is the former name of {now}: a forgotten worker of that name would go on "
-            f"at the checkpoints of {consumer}. "
-            "Take another name; or, once no such worker is left, penstock consumers retire "
-            f"{successor} --apply frees the name"
+            f"{successor} is the former name of {now}: a forgotten worker of that name would "
+            f"continue at the checkpoints of {consumer}. Choose another name; or, once no such "
+            f"worker is left, penstock consumers retire {successor} --apply frees the name"
         )
     reads, would_read = (
         {row.channel for row in list_consumers(store, name)} for name in (consumer, successor)
@@ -212,8 +211,8 @@ def how_to_go_on(name: str, kind: ReaderKind, verb: str, hint: str = "") -> str:
     """Returns the command that makes it pass records."""
     if kind == "replay":
         return (
-            f"the same penstock replay … --apply goes on; penstock consumers retire {name} --apply "
-            "cancels it"
+            "the same penstock replay … --apply continues it; penstock consumers retire "
+            f"{name} --apply cancels it"
         )
     if kind == "reported":
         return f"run {name} with its own database, which reports its checkpoints here{hint}"

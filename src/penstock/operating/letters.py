@@ -42,8 +42,8 @@ class LetterFilter:
         channel: Only letters of this channel.
         key: Only letters of this key.
         error: Only letters with this error class.
-        since: Only letters that failed then or later: ISO 8601, or 2h for two hours ago.
-        until: Only letters that failed before.
+        since: Only letters that failed at this time or later: ISO 8601, or 2h for two hours ago.
+        until: Only letters that failed before this time.
         retriable: Only letters of whose key no later record was applied.
     """
 

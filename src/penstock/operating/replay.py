@@ -110,7 +110,7 @@ def replay(
         return run.count(existing or run.plan())
     if existing is not None and existing.ended_at is not None:
         raise NotReplayable(
-            f"the same replay was carried out already, as replay {existing.replay}, on "
+            f"the same replay has already been carried out, as replay {existing.replay}, on "
             f"{existing.ended_at:%Y-%m-%d %H:%M:%S} (UTC): {existing.staged:,} copies. To copy all "
             "records again: --again"
         )
@@ -175,7 +175,9 @@ class _ReplayRun:
             shards = [shard for shard in shards if shard.shard == only]
         for place in (self._request.start, self._request.end):
             if isinstance(place, Place) and place.shard not in shards:
-                raise Unknown(f"{place} is not in {self._request.channel}, or in another shard")
+                raise Unknown(
+                    f"{place} is not in {self._request.channel}, or not in the shard of --shard"
+                )
         if not shards:
             raise Unknown(f"channel {self._request.channel} has no shard {only}")
         bounds = journal_bounds(self._store, shards)

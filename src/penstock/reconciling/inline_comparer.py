@@ -67,7 +67,7 @@ class InlineComparer:
         if report is not None and not report.endswith(".csv"):
             raise InvalidSetting(
                 f"--report {report}: without Spark a report is CSV; end its name with .csv, or "
-                "take --engine spark"
+                "use --engine spark"
             )
         self._database_url, self._report, self._with_rows = database_url, report, with_rows
 

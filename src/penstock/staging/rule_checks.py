@@ -168,7 +168,7 @@ def _check_key(rule: StagingRule, subject: str) -> None:
             part = "key" if name in get_names(rule.key) else "tenant"
             raise DeclarationError(
                 f"{subject}: its {part} {name} is marked secret, and {part}s are shown in logs "
-                "and by commands; take another column"
+                "and by commands; choose another column"
             )
 
 

@@ -184,7 +184,7 @@ def _make_error(reply: Any, shard: ShardName, group: str) -> PenstockError:
             return Gap(
                 f"{place}: the records at {first}-{last} were evicted before the group was done "
                 "with them; nothing was read. "
-                f"Go on without them: evicted='skip', or rewind({shard.shard}, 'first')"
+                f"Continue without them: evicted='skip', or rewind({shard.shard}, 'first')"
             )
         case [b"lost"]:
             return GroupLost(
@@ -214,13 +214,13 @@ def _describe_divergence(word: bytes, *places: int, shard: ShardName) -> str:
             return (
                 f"epoch {epoch} of the log has other records from {after} on, and the group had "
                 f"read up to {before - 1}: "
-                f"its cursor is at {after} again. The next read goes on there"
+                f"its cursor is at {after} again. The next read continues there"
             )
         case _:
             return (
                 f"the log has another record at {places[0]} than the group has read there, or is "
                 "another log; nothing was read. "
-                f"Find out since which offset, and rewind({shard.shard}, offset), or 'first'"
+                f"Find out from which offset on, and rewind({shard.shard}, offset), or 'first'"
             )
 
 

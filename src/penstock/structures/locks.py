@@ -78,7 +78,7 @@ class _Grant(Generic[C]):
         return StaleLease(
             f"{self._operations.name}: the lease of the lock {shown(self._lock.record[2:])} has "
             "ended; somebody else may hold it. "
-            "Raise lease_s, or renew() it while the work goes on"
+            "Raise lease_s, or renew() it during the work"
         )
 
 

@@ -292,4 +292,4 @@ def _refusal(shard: ShardName, reply: Any) -> ForeignLog:
             reason = f"{as_text(content)} was not written by Penstock"
         case _:
             reason = "a reply that no script of this release gives"
-    return ForeignLog(f"writing to {shard}: {reason}. Take another name or namespace")
+    return ForeignLog(f"writing to {shard}: {reason}. Choose another name or namespace")

@@ -368,7 +368,7 @@ class _LogReader(Operations[C], Generic[C, O]):
             f"{shard}: this reader has read offset {position.offset}, and now {change}: Redis lost "
             "its newest entries, was restored, "
             "or a new epoch began with other records. Compare what was read with offsets "
-            f"{first}-{tail}, forget({shard.shard}), and read on"
+            f"{first}-{tail}, forget({shard.shard}), and continue reading"
         )
         return LogLost(text, str(shard), position.offset, tail)
 

@@ -52,8 +52,8 @@ def verify(
 
     Args:
         start: Begin at this offset of each shard, or with the records sequenced since this time; by
-            default at the beginning of the journal. A place, such as 'rides/2 offset 4118',
-            compares only its shard.
+            default at the beginning of the journal. A place (rides/2 offset 4118) compares only
+            its shard.
     """
     with (
         open_connections(settings, "verify") as servers,
@@ -98,7 +98,7 @@ def _show_verified(verified: Verified) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in verified.counts.items())
     notes = [f"{verified.unpublished:,} not published yet"] if verified.unpublished else []
     if verified.overtaken:
-        notes.append(f"{verified.overtaken:,} after a younger record of their key")
+        notes.append(f"{verified.overtaken:,} after a newer record of their key")
     show(
         f"{format_count(verified.records, 'record')} of {format_count(verified.shards, 'shard')} "
         f"verified in {format_seconds(verified.seconds)}: "
@@ -125,14 +125,14 @@ def reconcile(
     Args:
         names: Names of reconciliations; all by default.
         apply: Repair the differences; without it, nothing changes.
-        whole_state: With --apply: repair the consumer's whole state in one transaction, and replace
-            its position.
+        whole_state: With --apply: replace the consumer's whole state and its position, in one
+            transaction.
         report: Write every differing key to DIR: CSV if its name ends with .csv, else Parquet,
             which needs Spark.
         values: Also show and report the rows of both sides, with all values.
         resume: With --apply: continue the repairs of an interrupted run; without one, compare
             everything.
-        wait: Maximum wait for a consumer at the cut.
+        wait: Maximum wait for a consumer to pause at the cut.
     """
     if whole_state and not apply:
         raise InvalidSetting("--whole replaces a state: it needs --apply")
@@ -197,8 +197,8 @@ def _show_reconciled(reconciled: Reconciled, *, values: bool) -> None:
     _show_differences(comparison, values=values)
     if reconciled.resumed is not None:
         say(
-            f"{reconciled.name}: went on with the repairs of run {reconciled.resumed}; nothing "
-            "else was compared"
+            f"{reconciled.name}: continued the repairs of run {reconciled.resumed}; nothing else "
+            "was compared"
         )
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in comparison.counts.items())
     verdict = "equal" if comparison.equal else f"{comparison.total:,} differ ({kinds})"

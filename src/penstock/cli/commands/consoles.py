@@ -38,18 +38,18 @@ def console(
     prometheus_url: Annotated[str | None, typer.Option("--prometheus-url", metavar="URL")] = None,
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
-    """Show the pipeline in a browser; without --users only on this machine, by the printed link.
+    """Show the pipeline in a browser; without --users, only on this machine, by the printed link.
 
     Args:
         address: Address to listen on.
         host: Additional host name of the console.
         users: TOML file of users: a table for each name, with rights and password.
-        proxy: Take the name of a user of --users from this header, if this proxy sent it.
+        proxy: Header in which a proxy at this address sends the name of a user of --users.
         acting_database_url: Postgres for actions such as pausing or retrying. Without it the
             console only reads.
         root_path: Path prefix that a proxy removes, such as /penstock.
         trace_url: Page of a trace in your tracing system: https://traces.example/trace/{trace_id}.
-        prometheus_url: Prometheus that scrapes penstock metrics, for charts of a day and over
+        prometheus_url: Prometheus that scrapes penstock metrics, for charts over a day and across
             restarts.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """

@@ -37,8 +37,8 @@ def status(
         float, typer.Option(metavar="DURATION", parser=duration(), help="Interval of --watch.")
     ] = 1.0,
 ) -> None:
-    """Show how far records are staged, sequenced, published and applied; exits with 1 if a shard
-    does not move.
+    """Show how many records are staged, sequenced, published and applied; exits with 1 if a shard
+    makes no progress.
     """
     stop = Stop() if watch else None
     with open_connections(settings, "status") as servers:
@@ -270,7 +270,7 @@ def _format_troubles(snapshot: Status) -> Iterator[str]:
     for consumer, shard, reason in snapshot.halted:
         yield f"halted: {consumer} {shard}: {reason}"
     for pause in snapshot.pauses:
-        yield f"paused: {pause}; go on: {pause.how_to_resume}"
+        yield f"paused: {pause}; to resume: {pause.how_to_resume}"
     for consumer, shard, reason in snapshot.waiting:
         yield f"waiting: {consumer} {shard}: {reason}"
     yield from _format_sessions(snapshot)

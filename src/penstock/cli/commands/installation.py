@@ -32,15 +32,15 @@ def init(
     role_prefix: str | None = None,
     apply: Apply = False,
 ) -> None:
-    """Create or upgrade Penstock's tables and declared triggers, or its roles.
+    """Create or upgrade Penstock's tables and the declared triggers, or with --roles its roles.
 
     Args:
         sql: Print the SQL; change nothing.
         schema: The schema of the tables; by default the pipeline's, or penstock.
         roles: Instead of tables: show missing roles in Postgres (owner, producer, streamer,
-            consumer, viewer, monitor); with --apply, make them.
-        acl: With --roles: print the users for Redis, as redis-cli commands or lines of an ACL file;
-            or save them in the server, for its next start.
+            consumer, viewer, monitor); with --apply, create them.
+        acl: With --roles: print the users for Redis, as redis-cli commands (setuser) or as lines of
+            an ACL file (file); or make the server keep its users over a restart (save).
         role_prefix: Prefix of the roles' names; by default the schema's name.
     """
     if not roles and (acl is not None or role_prefix is not None or apply):
@@ -61,7 +61,8 @@ def init(
         show_text("\n".join(acl_lines(scope.namespace, role_prefix or scope.schema, acl)))
         if acl == "setuser":
             say(
-                "Redis keeps them in memory. Set passwords, log in as the administrator, then: "
+                "Redis keeps these users in memory. Set passwords, log in as the administrator, "
+                "then: "
                 f"{SAVE}"
             )
     elif not roles:

@@ -57,9 +57,7 @@ def list_(
     ] = 0,
     json: Json = False,
 ) -> None:
-    """List the unfinished jobs of a queue, in the order of their ids, and what each waits for;
-    without payloads.
-    """
+    """List the unfinished jobs of a queue by id, without payloads, and what each waits for."""
     with open_connections(settings, "jobs") as servers:
         listed = list_jobs(
             servers.store, servers.client, queue, job_filter, after=after, limit=limit
@@ -206,7 +204,7 @@ def move_due_(
         if not apply:
             counts = count_jobs(servers.store, servers.client, queue, job_filter, movable=True)
             _show_plan(counts, json=json)
-            say("Jobs at work, and those with a unique name, are left alone.")
+            say("Running jobs, and jobs with a unique name, are not moved.")
             return
         _note(servers, "Move", job_filter, "move-due", queue, due_at.isoformat(timespec="seconds"))
         count = move_due(servers.store, servers.client, queue, job_filter, due_at)
@@ -221,8 +219,8 @@ def _choose(job_filter: JobFilter, ids: list[int] | None, *, all_: bool) -> JobF
     chosen = replace(job_filter, ids=ids or None)
     if (chosen == JobFilter()) is not all_:
         raise InvalidSetting(
-            "which? Give ids, --tenant, --key, --unique, --state or --before; or --all alone, for "
-            "all of the queue"
+            "which jobs? Give ids, --tenant, --key, --unique, --state or --before; or --all alone, "
+            "for all jobs of the queue"
         )
     return chosen
 
@@ -276,7 +274,7 @@ def limit_(
         int | None, typer.Option(help="With a rate: maximum number at once after a pause.")
     ] = None,
     weight: Annotated[
-        float | None, typer.Option(help="Share of a tenant beside other waiting tenants.")
+        float | None, typer.Option(help="Share of the tenant among waiting tenants.")
     ] = None,
     elastic: Annotated[
         int | None, typer.Option(help="Number in flight above which other tenants' jobs go first.")
@@ -285,11 +283,11 @@ def limit_(
         int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")
     ] = None,
     pause: Annotated[
-        bool, typer.Option("--pause", help="Hand over nothing of the tenant or key.")
+        bool, typer.Option("--pause", help="Hand over no jobs of the tenant or key.")
     ] = False,
     remove: Annotated[
         bool,
-        typer.Option("--remove", help="Remove the set limits, so that the declared ones hold."),
+        typer.Option("--remove", help="Remove these limits, so that the declared ones apply."),
     ] = False,
     apply: Apply = False,
 ) -> None:
@@ -306,7 +304,7 @@ def limit_(
         )
     if (tenant is None) is (key is None) or (key is not None and limits.keys() & of_tenant.keys()):
         raise InvalidSetting(
-            "of what? Give --tenant or --key, one of them; a key has no --weight, --elastic or "
+            "whose limits? Give either --tenant or --key; a key has no --weight, --elastic or "
             "--bytes"
         )
     change = LimitChange(

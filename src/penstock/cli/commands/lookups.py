@@ -91,7 +91,7 @@ def tail(
     if isinstance(position, Place):
         if position.shard.channel != channel or shard not in {None, position.shard.shard}:
             raise InvalidSetting(
-                f"--from {position}: that is not in {channel}, or in another shard"
+                f"--from {position} is not in {channel}, or not in the shard of --shard"
             )
         shard, position = position.shard.shard, position.offset
     if since is not None and position is not None:

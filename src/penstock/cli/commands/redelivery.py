@@ -224,7 +224,7 @@ def _choose(
     if all_:
         return rows
     if not (places or parked or superseded):
-        raise InvalidSetting("which? Give a place such as rides/2 offset 4118, or --all")
+        raise InvalidSetting("which letters? Give a place such as rides/2 offset 4118, or --all")
     chosen_places = parse_places(" ".join(places)) if places else []
     chosen = [letters.at(rows, place) for place in chosen_places]
     chosen.sort(key=lambda row: (row.shard, row.offset), reverse=True)

@@ -138,7 +138,9 @@ def _pause(
         paused = pause(servers.store, kind, name, reason=reason, by=operator or whoami())
     show(f"{paused}")
     effect = (
-        "No job is staged" if kind == "schedule" else "What is being applied ends; nothing is begun"
+        "No job is staged"
+        if kind == "schedule"
+        else "Work in progress is finished, and nothing new is started,"
     )
     say(f"{effect} until: {paused.how_to_resume}")
 
@@ -153,7 +155,7 @@ def _resume(settings: Settings, kind: PauseKind, name: str) -> None:
         else f"resumed {kind} {name}, paused by {resumed.paused_by}: {resumed.reason}"
     )
     for other in others:
-        say(f"It still waits: {other}; go on: {other.how_to_resume}")
+        say(f"It still waits: {other}; to resume: {other.how_to_resume}")
 
 
 def _progress(consumer: RegisteredConsumer) -> str:
@@ -274,8 +276,8 @@ def retire_channel_(
         )
     if plan.unread and not plan.applied:
         show(
-            f"    {format_count(plan.unread, 'record')} not read yet would be lost: only with "
-            "--discard"
+            f"    {format_count(plan.unread, 'record')} not read yet would be lost; to discard "
+            "them: --discard"
         )
     if declared:
         say(f"The pipeline still declares {name}: staging for it and consuming it are refused.")
@@ -332,14 +334,14 @@ def _show_shards(plan: ReshardPlan) -> None:
     )
     for reader in plan.behind:
         show(
-            f"    {reader.consumer}: passes {format_count(reader.lag, 'record')} of the present "
-            "shards before"
+            f"    {reader.consumer}: first passes {format_count(reader.lag, 'record')} of the "
+            "present shards"
         )
         if reader.halted:
             show(
                 f"    warning: {reader.consumer} is halted in "
-                f"{format_count(reader.halted, 'shard')}: it applies nothing of the new shards "
-                "before the halted ones continue"
+                f"{format_count(reader.halted, 'shard')}: it reads the new shards only after "
+                "the halted ones have continued"
             )
 
 

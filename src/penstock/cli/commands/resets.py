@@ -190,17 +190,15 @@ def _explain_doubt(shards: tuple[AcceptedShard, ...]) -> None:
     if not in_doubt:
         return
     say(
-        "The records in doubt were applied: their effects stay. What the source has at their "
-        "offsets now is applied, too. Compare "
-        "the tables."
+        "The records in doubt were applied, and their effects stay. The records that the source "
+        "now has at these offsets are applied, too. Compare the tables."
     )
     twice = sum(shard.still_there for shard in shards)
     accounted = sum(shard.known for shard in shards)
     if twice:
         say(
-            f"{twice:,} of the records in doubt are still at the source, which has published them "
-            "at other offsets, or will: they "
-            "take effect a second time."
+            f"{twice:,} of the records in doubt are still at the source, which publishes them at "
+            "other offsets: they take effect a second time."
         )
     if (others := accounted - twice) > 0:
         say(
@@ -349,7 +347,7 @@ def replay(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Copy records of a log, by range or key, into another channel as new ones; continues an
+    """Copy records of a log, by range or key, into another channel, as new records; continues an
     interrupted replay.
 
     Args:
@@ -384,7 +382,7 @@ def _show_replay(outcome: Replay, *, is_plan: bool) -> None:
         done=lambda shard: max(0, shard.done),
     )
     if outcome.ended_at is not None:
-        suffix = " was carried out already" if is_plan else ""
+        suffix = " has already been carried out" if is_plan else ""
         show(
             f"replay {outcome.replay} into {outcome.target}{suffix}: {outcome.staged:,} copies "
             f"staged, ended {outcome.ended_at:%Y-%m-%d %H:%M:%S} (UTC)"

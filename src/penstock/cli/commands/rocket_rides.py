@@ -39,14 +39,14 @@ def demo(
     console: Annotated[bool, typer.Option("--console")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost
-    or doubled.
+    """Run a sample pipeline under crashes, repeated sends and a kill; exits with 4 if anything is
+    lost or doubled.
 
     Args:
         seconds: Minimum time of traffic.
-        reconcile: Seed drift and repair it, and add a consumer that begins with the tables.
-        console: Also show it in a browser, and print the link. At a terminal it stays open at the
-            end.
+        reconcile: Also seed drift and repair it, and start a consumer from the tables.
+        console: Also show the run in a browser, and print the link. At a terminal, the console
+            stays open at the end.
     """
     with require_extra("demo", "the demo"):
         from penstock.demo.demonstration import Demo  # noqa: PLC0415  the same
@@ -67,9 +67,8 @@ def demo(
         )
         if engine == "stealing":
             say(
-                "No streamer and no consumer runs: requests to the API do all of it. After the "
-                "traffic, clients go on with "
-                "health checks until everything is settled."
+                "No streamer and no consumer runs: requests to the API do all the work. After the "
+                "traffic, clients send health checks until everything is settled."
             )
         run = Demo(
             engine,
@@ -85,7 +84,7 @@ def demo(
             progress = run.run()
         except KeyboardInterrupt:
             screen.close()
-            say("stopped early, without an audit; all its processes have ended")
+            say("stopped early, without the final comparison; all its processes have ended")
             raise typer.Exit(INTERRUPTED) from None
         finally:
             screen.close()

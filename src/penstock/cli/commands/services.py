@@ -43,7 +43,9 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME", help="Run only this consumer; may be repeated."),
     ] = None,
-    streamer: Annotated[bool, typer.Option(help="Whether this process also streams.")] = True,
+    streamer: Annotated[
+        bool, typer.Option(help="Whether this process also runs the streamer.")
+    ] = True,
 ) -> None:
     """Run the whole pipeline: the streamer and all consumers."""
     stop = Stop()
@@ -58,7 +60,7 @@ def run(
         engine = choose_engine(settings, specs)
         if engine == "spark" and not share.is_whole:
             raise InvalidSetting(
-                "Spark divides the shards by itself: leave out the share, or take --engine inline"
+                "Spark divides the shards by itself: leave out the share, or use --engine inline"
             )
         work: dict[str, Any] = {
             "consumers": names,
@@ -84,7 +86,7 @@ def run(
 def _run_on_spark(
     settings: Settings, pipeline: Pipeline, urls: Servers, work: dict[str, Any]
 ) -> None:
-    with require_extra("spark", "the engine spark", ", or take --engine inline"):
+    with require_extra("spark", "the engine spark", ", or use --engine inline"):
         from penstock.engines.spark import application  # noqa: PLC0415  an optional extra
     assert settings.app is not None  # the pipeline was loaded from it
     work |= {
@@ -102,7 +104,7 @@ def stream(
         bool, typer.Option("--drain", help="Exit when every staged record is published.")
     ] = False,
 ) -> None:
-    """Sequence and publish staged records; several may run at once."""
+    """Sequence and publish staged records; several streamers may run at once."""
     stop = Stop()
     pipeline = require_pipeline(settings)
     share = choose_share(settings)
@@ -139,7 +141,7 @@ def consume(
         name: Name of the consumer.
         drain: Exit when the log has no more records.
         shards: Only these shards.
-        begin: Begin a new consumer with the current canonical rows instead of old records.
+        begin: Start a new consumer from the current canonical rows instead of from old records.
     """
     stop = Stop()
     pipeline = require_pipeline(settings)

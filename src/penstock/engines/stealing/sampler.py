@@ -148,7 +148,7 @@ def _check(assignment: Assignment, others: Sequence[str]) -> None:
         raise InvalidChore("name", f"of a job is empty or no text: {name!r}")
     if name in others:
         raise InvalidChore(
-            "name", f"{name!r} is already installed; uninstall it first, or take another name"
+            "name", f"{name!r} is already installed; uninstall it first, or choose another name"
         )
     if not callable(assignment.job):
         raise InvalidChore("job", f"{name!r} cannot be called")

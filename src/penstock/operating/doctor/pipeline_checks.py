@@ -134,7 +134,7 @@ def _judge_shards(current: Status) -> Iterator[CheckResult]:
     for stopped in faults.stopped:
         yield error(
             f"{stopped.shard} is not published: {stopped.reason}",
-            "the other shards go on; the streamer checks this one again every few seconds",
+            "the other shards continue; the streamer checks this one again every few seconds",
             "stopped shards",
         )
 

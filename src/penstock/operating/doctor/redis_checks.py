@@ -145,7 +145,7 @@ def users(context: CheckContext) -> Results:
         yield error(
             f"Redis keeps {format_count(len(names), 'user')} in memory only: a restart loses them, "
             "and opens the default user",
-            "start Redis with an ACL file or a configuration file, make the users again, then: "
+            "start Redis with an ACL file or a configuration file, create the users again, then: "
             f"{SAVE}",
         )
     elif names and {"on", "nopass"} <= {*users_found.get("default", "").split()}:
@@ -288,8 +288,8 @@ def _check_queue(context: CheckContext, channel: ChannelStatus) -> Iterator[Chec
         for key, contents in foreign.items():
             yield error(
                 f"{shard}: {key} holds {contents}, which Penstock did not write",
-                f"find out what writes it, then RENAME {key} …: the streamer writes again what is "
-                "missing",
+                f"find out what writes it, then RENAME {key} …: the streamer writes missing "
+                "messages again",
             )
         if not foreign and (incomplete := _find_incomplete(shard_status.queue, check)):
             # The next sweep rebuilds it from the bodies of its messages.

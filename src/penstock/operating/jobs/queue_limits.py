@@ -82,7 +82,7 @@ class LimitChange:
     @property
     def title(self) -> str:
         """Returns what is done, without the name, which not everyone may see."""
-        return f"{'Limit' if self.limits else 'Take back limits of'} a {self.kind} of {self.queue}"
+        return f"{'Limit' if self.limits else 'Remove the limits of'} a {self.kind} of {self.queue}"
 
     @property
     def command(self) -> str:

@@ -177,8 +177,8 @@ def _read_postgres(store: Store) -> _Tables:
         )
         if sequencer is None:
             raise SchemaMissing(
-                f"schema {store.scope.schema} has no tick; was it made by hand? Make it with: "
-                "penstock init"
+                f"schema {store.scope.schema} has no tick; was it created by hand? Create it "
+                "with: penstock init"
             )
         bounds = journal_bounds(store)
         sequenced = {**name_shards(bounds), "firsts": [first for first, _ in bounds.values()]}

@@ -47,7 +47,7 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
         )
     if record > removed_to:
         text = (
-            f"{drawn_by}. Retention has not got so far: the transaction that staged it was rolled "
+            f"{drawn_by}. Retention has not reached it: the transaction that staged it was rolled "
             "back"
         )
         return Diagnosis("rolled back", text, hint)

@@ -187,8 +187,8 @@ def _fenced(due: DueBatch, query: str, last: int, stored_ends: str) -> Fenced:
     )
     return Fenced(
         f"{written}; {now}. Nothing was written. {remedy} its checkpoint directory was deleted, "
-        "restored or copied, or the query "
-        f"changed, go on after what is there: a new name, a new checkpointLocation, and {start}"
+        "restored or copied, or the query changed, continue after the last effect: a new name, a "
+        f"new checkpointLocation, and {start}"
     )
 
 

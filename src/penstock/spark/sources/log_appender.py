@@ -125,8 +125,7 @@ class _Appender:
                     case Behind(tail):
                         raise Gap(
                             f"penstock.log: {shard} ends at offset {tail}, the rows begin at "
-                            f"{batch.first}: write what is "
-                            "between first"
+                            f"{batch.first}: first write the records between"
                         )
                     case FencedOff(newer):
                         raise Fenced(

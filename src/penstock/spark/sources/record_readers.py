@@ -103,11 +103,11 @@ class _Reader:
         """Raises a loss as an error, or logs it if the query accepts it."""
         if self._store.options.fail_on_data_loss:
             raise Gap(
-                f"{loss}. Start from what there is (startingOffsets, and a new "
+                f"{loss}. Start from the records that exist (startingOffsets, and a new "
                 "checkpointLocation), keep records longer (Log.keep), "
                 "or accept the loss: failOnDataLoss=false"
             )
-        log.warning("going on without records: %s", loss)
+        log.warning("continuing without records: %s", loss)
 
 
 class BatchReader(_Reader, DataSourceReader):
