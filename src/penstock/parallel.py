@@ -115,7 +115,7 @@ class Runner(ABC, Generic[Result]):
         try:
             while not stop():
                 try:
-                    done = self._next_round()
+                    result = self._next_round()
                 except self.passing as error:
                     if not self._may_pass(error):
                         raise
@@ -125,7 +125,7 @@ class Runner(ABC, Generic[Result]):
                     pause(seconds, stop)
                 else:
                     backoff.reset()
-                    report(done)
+                    report(result)
         finally:
             self._close_quietly()
 

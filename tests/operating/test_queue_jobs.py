@@ -164,7 +164,7 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
         assert all(len(page) <= size for page in read)
         every.append(newer)
     for after, most in ((0, 1), (1, 2), (15, 3), (16, 0)):
-        listed = list_jobs(Store(connection), redis_client, "jobs", JobFilter(), after=after, limit=most)
+        listed = list_jobs(Store(connection), redis_client, "jobs", JobFilter(), after_id=after, limit=most)
         assert [job.id for job in listed] == every[after : after + most]
 
 

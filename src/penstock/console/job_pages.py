@@ -125,12 +125,12 @@ def find_page(
     Those in a state are searched for ``SEARCH_S`` at most.
     """
     if job_filter.state is None:
-        jobs = list_jobs(store, client, queue, job_filter, after=after, limit=JOBS + 1)
+        jobs = list_jobs(store, client, queue, job_filter, after_id=after, limit=JOBS + 1)
         return JobPage(
             jobs[:JOBS], jobs[JOBS - 1].id if len(jobs) > JOBS else None, is_partial=False
         )
     end, matches, last = monotonic() + SEARCH_S, list[QueuedJob](), after
-    for page in find_jobs(store, client, queue, replace(job_filter, state=None), after=after):
+    for page in find_jobs(store, client, queue, replace(job_filter, state=None), after_id=after):
         if last > after and monotonic() > end:
             return JobPage(matches, last, is_partial=True)
         for job in page:

@@ -120,19 +120,19 @@ def _compare(record: Record, previous: Record | None) -> ShownPayload:
     text, note = _format(record)
     if previous is None:
         return ShownPayload(text, note or "No record of its key is before it in this shard.")
-    before, _ = _format(previous)
-    lines = unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=2)
+    previous_text, _ = _format(previous)
+    lines = unified_diff(previous_text.splitlines(), text.splitlines(), lineterm="", n=2)
     return ShownPayload(text, note, str(previous.place), list(lines)[2:])
 
 
 def _format(record: Record) -> tuple[str, str]:
     """Returns a payload with a line for each value, and what is cut from it."""
     text = record.data_json
-    whole = format_json(text, indent=2)
-    shown = "\n".join(whole[:MAX_CHARACTERS].splitlines()[:MAX_LINES])
-    cut = len(whole) - len(shown)
+    formatted = format_json(text, indent=2)
+    excerpt = "\n".join(formatted[:MAX_CHARACTERS].splitlines()[:MAX_LINES])
+    cut = len(formatted) - len(excerpt)
     note = f"The last {format_count(cut, 'character')} of it are neither shown nor compared."
-    return shown, note if cut > 0 else ""
+    return excerpt, note if cut > 0 else ""
 
 
 PAGES: tuple[Page, ...] = (Page("find.html", _read_find, "/find", "Find", is_live=False),)

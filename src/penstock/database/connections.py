@@ -355,8 +355,8 @@ def name_application(application: str) -> str:
     The release is left out where Postgres would cut it.
     """
     name = f"penstock {application}"
-    whole = f"{name}/{find_release()}"
-    return whole if len(whole.encode()) <= APPLICATION_BYTES else name
+    full_name = f"{name}/{find_release()}"
+    return full_name if len(full_name.encode()) <= APPLICATION_BYTES else name
 
 
 def connect_postgres(

@@ -156,15 +156,15 @@ class ScheduleSpec:
         return DeclarationError(f"schedule {self.name}: {field} is {value!r}; {why}")
 
 
-def find_slots(every: str, timezone: str, start: datetime) -> Iterator[datetime]:
+def find_slots(text: str, timezone: str, start: datetime) -> Iterator[datetime]:
     """Yields the times after ``start`` of a schedule in its registered form, without end.
 
     None if there is none within fifty years.
     """
-    if " " in every:
-        yield from cron_times(every, _find_zone(timezone), start)
+    if " " in text:
+        yield from cron_times(text, _find_zone(timezone), start)
         return
-    interval = timedelta(seconds=parse_duration(every))
+    interval = timedelta(seconds=parse_duration(text))
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     slot = epoch + ((start - epoch) // interval + 1) * interval
     while True:

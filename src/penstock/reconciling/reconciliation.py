@@ -356,10 +356,10 @@ class _Reconciliation:
     def resume(self, result: Reconciled) -> bool:
         """Continues the repairs of an interrupted run; returns whether there was one."""
         remaining = RemainingKeys(self.connect, self.scope, result.run)
-        taken = remaining.take_over(self.spec, self.comparer.engine)
-        if taken is None:
+        interrupted = remaining.take_over(self.spec, self.comparer.engine)
+        if interrupted is None:
             return False
-        result.resumed, keys = taken
+        result.resumed, keys = interrupted
         result.comparison = combine(
             [without_rows(comparison) for comparison in self._repair(keys, remaining, result)]
         )

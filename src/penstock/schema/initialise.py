@@ -39,12 +39,12 @@ $$
 """
 
 
-def execute(*given: str) -> None:
+def execute(*sql_statements: str) -> None:
     """Executes each statement by itself.
 
     ``{schema}`` becomes the quoted name of the Penstock schema.
     """
-    for statement in given:
+    for statement in sql_statements:
         op.execute(in_schema(statement, _schema()))
 
 

@@ -60,7 +60,7 @@ def list_(
     """List the unfinished jobs of a queue by id, without payloads, and what each waits for."""
     with open_connections(settings, "jobs") as servers:
         listed = list_jobs(
-            servers.store, servers.client, queue, job_filter, after=after, limit=limit
+            servers.store, servers.client, queue, job_filter, after_id=after, limit=limit
         )
     if not listed and not json:
         say("no jobs")

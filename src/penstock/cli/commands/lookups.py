@@ -117,7 +117,7 @@ def tail(
         starts: dict[ShardName, Offset] = {}
         if moment is not None:
             first_offsets = offsets_since(servers.store, shards, moment)
-            starts = {shard: each.before for shard, each in first_offsets.items()}
+            starts = {shard: point.before for shard, point in first_offsets.items()}
             printer.since_us = next(iter(first_offsets.values())).at.timestamp() * 1_000_000
         elif position is not None:
             starts = dict.fromkeys(shards, Offset(max(0, position - 1)))
@@ -177,16 +177,16 @@ class _Printer:
     def print_newest(self, shards: Sequence[ShardName]) -> dict[ShardName, Offset]:
         """Prints the newest records of all shards together; returns the end of each shard."""
         assert self.remaining is not None
-        count, ends = self.remaining, self._find_ends(shards)
+        count, bounds = self.remaining, self._find_ends(shards)
         newest: list[Record] = []
-        for shard, (oldest_offset, tail) in ends.items():
+        for shard, (oldest_offset, tail) in bounds.items():
             page = BATCH if self.key is not None else min(BATCH, count)
             offsets = OffsetRange(shard, oldest_offset, tail)
             records = self._read(offsets, page, backwards=True)
             newest += islice(self._select(records), count)
         newest.sort(key=lambda record: (record.staged_us, record.id))
         self._print(newest[-count:] if count else [])
-        return {shard: tail for shard, (_, tail) in ends.items()}
+        return {shard: tail for shard, (_, tail) in bounds.items()}
 
     def print_from(self, starts: Mapping[ShardName, Offset]) -> dict[ShardName, Offset]:
         """Prints each shard after an offset; returns the end of each shard."""
@@ -227,11 +227,11 @@ class _Printer:
         """Returns the oldest offset of each shard in Redis or the journal, and Redis' last one."""
         servers = self.servers
         extent = extents(servers.client, servers.store.scope.namespace, shards)
-        ends = {}
+        bounds = {}
         for shard, (first, last) in journal_bounds(servers.store, shards).items():
             begin = extent[shard].first
-            ends[shard] = (min(first, begin) if first <= last else begin, extent[shard].tail)
-        return ends
+            bounds[shard] = (min(first, begin) if first <= last else begin, extent[shard].tail)
+        return bounds
 
 
 def format_record(record: Record, *, json: bool) -> str:

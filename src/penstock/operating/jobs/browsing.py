@@ -121,16 +121,16 @@ def list_jobs(
     channel: str,
     job_filter: JobFilter = JobFilter(),
     *,
-    after: int = 0,
+    after_id: int = 0,
     limit: int = 50,
 ) -> list[QueuedJob]:
-    """Returns a page of jobs by id; ``after`` is the last id of the page before.
+    """Returns a page of jobs by id; ``after_id`` is the last id of the previous page.
 
     Without a client, their states are as far as Postgres knows, which is none for those in Redis.
 
     Raises ``Unknown``, ``ServerUnavailable`` or ``ForeignQueue``.
     """
-    pages = find_jobs(store, client, channel, job_filter, after=after, size=min(limit, PAGE))
+    pages = find_jobs(store, client, channel, job_filter, after_id=after_id, size=min(limit, PAGE))
     return list(islice(chain.from_iterable(pages), limit))
 
 
@@ -140,7 +140,7 @@ def find_jobs(
     channel: str,
     job_filter: JobFilter,
     *,
-    after: int = 0,
+    after_id: int = 0,
     size: int = PAGE,
 ) -> Iterator[list[QueuedJob]]:
     """Yields pages of the jobs that a filter takes, by id, up to the newest now.
@@ -154,7 +154,7 @@ def find_jobs(
     while True:
         rows = store.rows(
             "jobs" if reads_headers else "jobs_without_headers",
-            {**values, "after": after, "limit": size},
+            {**values, "after": after_id, "limit": size},
             doing=doing,
         )
         jobs = [_make_job(channel, *row) for row in rows]
@@ -162,7 +162,7 @@ def find_jobs(
         yield [job for job in jobs if job_filter.state in {None, job.state}]
         if len(rows) < size:
             return
-        after = rows[-1][0]
+        after_id = rows[-1][0]
 
 
 def _may_read_headers(store: Store) -> bool:
