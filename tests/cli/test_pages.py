@@ -47,7 +47,8 @@ def test_the_tree_shows_the_base_class_and_the_exit_code_of_every_error() -> Non
         path.append(name)
 
     assert shown == {
-        error.__name__: (None if error is PenstockError else _find_base(error), error.exit_code) for error in all_errors()
+        error.__name__: (None if error is PenstockError else _find_base(error), error.exit_code)
+        for error in all_errors()
     }
 
 

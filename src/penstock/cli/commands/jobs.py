@@ -286,8 +286,7 @@ def limit_(
         bool, typer.Option("--pause", help="Hand over no jobs of the tenant or key.")
     ] = False,
     remove: Annotated[
-        bool,
-        typer.Option("--remove", help="Remove these limits, so that the declared ones apply."),
+        bool, typer.Option("--remove", help="Remove these limits, so that the declared ones apply.")
     ] = False,
     apply: Apply = False,
 ) -> None:
