@@ -334,8 +334,8 @@ def _show_shards(plan: ReshardPlan) -> None:
     )
     for reader in plan.behind:
         show(
-            f"    {reader.consumer}: first passes {format_count(reader.lag, 'record')} of the "
-            "present shards"
+            f"    {reader.consumer}: {format_count(reader.lag, 'record')} of the present shards "
+            "come first"
         )
         if reader.halted:
             show(
