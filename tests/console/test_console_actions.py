@@ -260,7 +260,7 @@ def test_a_halt_that_names_another_way_does_not_simply_go_on(see_as: As, connect
     answer = see_as(*RIGHTS).get("/act/go-on", params={"name": "halts"})
 
     assert answer.status_code == 400
-    assert "takes another command" in answer.text
+    assert "needs another command" in answer.text
 
 
 def test_the_command_of_a_plan_means_the_same_in_a_shell(see_as: As, connection: Connection) -> None:

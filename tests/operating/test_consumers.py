@@ -215,7 +215,7 @@ def test_neither_name_is_that_of_a_replay(connection: Connection, names: tuple[s
 
 
 def test_the_former_name_of_another_consumer_is_refused_until_it_is_freed(connection: Connection, things: Log) -> None:
-    """A forgotten worker of that name would go on at the wrong checkpoints."""
+    """A forgotten worker of that name would continue at the wrong checkpoints."""
     rename(Store(connection), "reader", "totals", apply=True)
     other = declare("other", things)
     register_consumer(Store(connection, other.scope), other.get_consumer("other"))

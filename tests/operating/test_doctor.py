@@ -261,7 +261,7 @@ def test_a_registered_but_undeclared_consumer_can_be_retired(
 @pytest.mark.parametrize(
     ("name", "reported_by", "said"),
     [
-        ("replay-3", None, "the same penstock replay … --apply goes on"),
+        ("replay-3", None, "the same penstock replay … --apply continues it"),
         ("elsewhere", "another", "run elsewhere with its own database"),
     ],
 )

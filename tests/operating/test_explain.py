@@ -457,7 +457,7 @@ def test_a_replay_and_a_consumer_of_another_database_are_not_started_here(
 
     assert (replay.cause, reported.cause) == ("behind", "behind")
     assert "penstock consume " not in f"{replay.fix} {reported.fix}"
-    assert "penstock replay … --apply goes on" in str(replay.fix)
+    assert "penstock replay … --apply continues it" in str(replay.fix)
     assert "run elsewhere with its own database" in str(reported.fix)
 
 
