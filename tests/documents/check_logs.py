@@ -10,7 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "logs.md"
 SECTION = re.compile(r"^## `(penstock[\w.]*)`$")
-ROW = re.compile(r"^\| `([^`]+)` \| ([\w, ]+) \| ([^|]*)\| ?[^|]*\|$")
+ROW = re.compile(r"^\| (?:`(penstock[\w.]*)` \| )?`([^`]+)` \| ([\w, ]+) \| ([^|]*)\| ?[^|]*\|$")
+"""A row of a logger's table; in the last table, the logger is the first column."""
+
 EVENT = re.compile(r"[a-z][a-z -]+[a-z]")
 LOGS = re.compile(r"(?:\blog|_log|get_logger\(.*\))\.(debug|info|warning|error|exception|critical|log|msg)$")
 
@@ -65,7 +67,7 @@ def documented() -> dict[Event, tuple[set[str], set[str]]]:
         if section := SECTION.match(line):
             logger = section[1]
         elif row := ROW.match(line):
-            found[logger, row[1]] = set(row[2].split(", ")), set(re.findall(r"`(\w+)`", row[3]))
+            found[row[1] or logger, row[2]] = set(row[3].split(", ")), set(re.findall(r"`(\w+)`", row[4]))
     return found
 
 
