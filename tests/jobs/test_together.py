@@ -43,8 +43,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.fixture(autouse=True)
 def all_at_once(set_constants: SetConstants) -> None:
     """A busy machine would make short jobs look long."""
-    set_constants("consuming.queue.prefetch", PREFETCH_S=1e6)
-    set_constants("consuming.queue.worker_slots", TOGETHER_LIMIT_S=1e6)
+    set_constants("consuming.queue.prefetch", TRANSACTION_S=1e6)
 
 
 Start = Callable[..., QueueWorker]

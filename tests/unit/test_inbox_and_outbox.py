@@ -225,6 +225,29 @@ def test_prefetch_grows_with_short_jobs_and_stops_at_long_ones() -> None:
     assert prefetch.enough == 7
 
 
+@pytest.mark.parametrize(
+    ("concurrency", "together", "job_s", "ahead", "batch"),
+    [
+        (8, 20, 0.004, 200, 20),
+        (8, 20, 0.02, 40, 5),  # 100 ms of each slot
+        (8, 20, 0.2, 4, 1),
+        (8, 20, 0.0, 300, 20),
+        (1, 100, 0.0, 300, 100),
+        (8, 1, 0.004, 100, 1),  # 50 ms of each slot
+    ],
+)
+def test_enough_jobs_are_read_ahead_for_the_transactions_of_all_slots(
+    concurrency: int, together: int, job_s: float, ahead: int, batch: int
+) -> None:
+    outbox = Outbox()
+    prefetch = Prefetch(make_worker(concurrency=concurrency, together=together), outbox)
+    assert prefetch.count_more(1000) == 0  # nobody knows yet that jobs are short
+    outbox.job_s = job_s
+    assert (prefetch.enough - concurrency, prefetch.count_more(ahead) + 1) == (ahead // 2, batch)
+    assert prefetch.count_more(0) == 0
+    assert prefetch.count_more(2 * concurrency - 1) == min(together, int(0.1 / max(job_s, 1e-5)) or 1, 2) - 1
+
+
 def test_results_are_collected_once_and_counts_are_kept_if_they_cannot_be_written() -> None:
     outbox, counts, halted = Outbox(), JobCounts(make_worker()), make_lease("9")
     ends = [

@@ -12,15 +12,23 @@ PREFETCH_S = 0.05
 """Seconds of work read ahead for the slots: short jobs come in batches, a long one waits for its
 slot."""
 
+TRANSACTION_S = 0.1
+"""Longest time, in seconds, of jobs that are done in one transaction, by the mean time of the last
+ones; as much work is read ahead for them."""
+
 TOGETHER_S = 0.02
 """Seconds for which the end of a short job waits for that of others."""
 
 MAX_ROOM = 100
-"""Limit of the jobs that are read at once, and of those that are read ahead."""
+"""Limit of the jobs that are read at once, and of those that are read ahead for a transaction
+each."""
 
-MAX_ROOM_WITHOUT_SESSIONS = 300
-"""Limit of the jobs that are read ahead if their handlers take no session, so that a hundred can
-end together."""
+MAX_ROOM_OF_BATCHES = 300
+"""Limit of the jobs that are read ahead if several share a transaction: a hundred ends of handlers
+without a session, or the jobs that each slot does together."""
+
+SHORTEST_JOB_S = 1e-5
+"""Mean time of a job, in seconds, that counts as this if it is shorter."""
 
 MAX_HANDLED = 300
 """Limit of the jobs whose handlers have returned, and whose end is not committed: as many may be
@@ -48,8 +56,11 @@ class Prefetch:
     """Decides how many jobs are read ahead for the slots."""
 
     def __init__(self, worker: WorkerSpec, outbox: Outbox) -> None:
-        self._concurrency, self._outbox = worker.concurrency, outbox
-        self._max_ahead = MAX_ROOM if worker.takes_session else MAX_ROOM_WITHOUT_SESSIONS
+        self._concurrency, self._together = worker.concurrency, worker.together
+        self._outbox = outbox
+        self._ahead_s = PREFETCH_S if worker.together == 1 else TRANSACTION_S
+        shares_transactions = worker.together > 1 or not worker.takes_session
+        self._max_ahead = MAX_ROOM_OF_BATCHES if shares_transactions else MAX_ROOM
         self.slots: Sequence[HasJobs] = ()
 
     @property
@@ -63,6 +74,15 @@ class Prefetch:
         if size >= self._enough(ahead) or self._outbox.handled >= MAX_HANDLED:
             return 0
         return min(MAX_ROOM, self._concurrency + ahead - size, int(min(MAX_ROOM, remaining)))
+
+    def count_more(self, waiting: int) -> int:
+        """Returns how many of the jobs that wait a slot does in the transaction of its next one."""
+        job_s = self._outbox.job_s
+        if self._together == 1 or job_s is None:
+            return 0
+        share = (waiting + 1) // self._concurrency
+        in_time = int(TRANSACTION_S / max(job_s, SHORTEST_JOB_S))
+        return max(0, min(self._together, share, in_time) - 1)
 
     def together_s(self) -> float:
         """Returns for how many seconds a job's end waits for others, to be settled together.
@@ -78,9 +98,10 @@ class Prefetch:
     def _ahead(self) -> int:
         """Returns the number of jobs to read ahead: none for slots that are all at a long one."""
         job_s = self._outbox.job_s
-        if job_s is None or self._newest_job_s() > PREFETCH_S:
+        if job_s is None or self._newest_job_s() > self._ahead_s:
             return 0
-        return min(self._max_ahead, int(PREFETCH_S * self._concurrency / max(job_s, 1e-5)))
+        in_time = int(self._ahead_s * self._concurrency / max(job_s, SHORTEST_JOB_S))
+        return min(self._max_ahead, in_time)
 
     def _newest_job_s(self) -> float:
         """Returns for how many seconds a slot has had the newest job; 0 if none has one."""

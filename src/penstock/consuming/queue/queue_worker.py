@@ -141,7 +141,7 @@ class QueueWorker(Worker):
         self._finisher = (
             None if self._spec.takes_session else Finisher(parts, self._outbox, self._prefetch)
         )
-        self._slots = make_slots(parts, self._outbox, self._finisher)
+        self._slots = make_slots(parts, self._outbox, self._prefetch, self._finisher)
         self._prefetch.slots = self._slots.slots
         self._hung = HungSlots(self._spec, self._slots, self._outbox)
         self._acknowledger = Acknowledger(self._reader, self._outbox, self._prefetch)

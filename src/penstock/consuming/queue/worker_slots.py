@@ -24,7 +24,7 @@ from penstock.consuming.queue.inbox import Inbox, TaskInbox, ThreadInbox
 from penstock.consuming.queue.job_deliverer import InThread, JobDeliverer, SharedParts, Waiter
 from penstock.consuming.queue.job_transaction import encode_result
 from penstock.consuming.queue.outbox import Ended, HandledJob, Outbox, released, retried
-from penstock.consuming.queue.prefetch import find_working
+from penstock.consuming.queue.prefetch import Prefetch, find_working
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.outcomes import Job
 from penstock.errors import HandlerExited, HandlerHung, InvalidRecord
@@ -37,10 +37,6 @@ _MakeSlot = Callable[[Waiter], "Slot"]
 
 POLL_S = 0.05
 """Longest wait of a task, in seconds, before it notices a stop."""
-
-TOGETHER_LIMIT_S = 0.1
-"""Longest time, in seconds, of jobs that are done in one transaction, by the mean time of the last
-ones."""
 
 CANCELLING_S = 1.0
 """Seconds that a task may take to end at its time limit before it counts as hanging."""
@@ -199,16 +195,6 @@ def _abandon(slot: Slot) -> Sequence[Lease]:
     return leases
 
 
-def _take_more(inbox: Inbox, worker: WorkerSpec, outbox: Outbox) -> list[Lease]:
-    """Takes further short jobs for one transaction: the slot's share of those that wait."""
-    if worker.together == 1 or outbox.job_s is None:
-        return []
-    share = (len(inbox) + 1) // worker.concurrency
-    return inbox.take_more(
-        min(worker.together, share, int(TOGETHER_LIMIT_S / max(outbox.job_s, 1e-5))) - 1
-    )
-
-
 class WorkerSlots(Protocol):
     """Several slots."""
 
@@ -225,7 +211,9 @@ class WorkerSlots(Protocol):
         """Lets so many slots end, each after its job, and waits for them."""
 
 
-def make_slots(parts: SharedParts, outbox: Outbox, finisher: Finisher | None) -> WorkerSlots:
+def make_slots(
+    parts: SharedParts, outbox: Outbox, prefetch: Prefetch, finisher: Finisher | None
+) -> WorkerSlots:
     """Returns the slots for a worker's handler.
 
     They are tasks for one that is ``async def``, or else threads.  A finisher ends jobs without a
@@ -239,15 +227,15 @@ def make_slots(parts: SharedParts, outbox: Outbox, finisher: Finisher | None) ->
         return CallingSlot(parts, outbox, finisher, caller)
 
     return (
-        _TaskSlots(parts, outbox, make)
+        _TaskSlots(parts, outbox, prefetch, make)
         if parts.worker.is_async
-        else _ThreadSlots(parts, outbox, make)
+        else _ThreadSlots(parts, prefetch, make)
     )
 
 
 class _ThreadSlots:
-    def __init__(self, parts: SharedParts, outbox: Outbox, make: _MakeSlot) -> None:
-        self._parts, self._outbox, self._make = parts, outbox, make
+    def __init__(self, parts: SharedParts, prefetch: Prefetch, make: _MakeSlot) -> None:
+        self._parts, self._prefetch, self._make = parts, prefetch, make
         self._threads: list[Thread] = []
         self.inbox = ThreadInbox()
         self.slots: list[Slot] = []
@@ -269,7 +257,8 @@ class _ThreadSlots:
     def _run(self, slot: Slot) -> None:
         try:
             while not slot.is_abandoned and (lease := self.inbox.take()) is not None:
-                slot.deliver([lease, *_take_more(self.inbox, self._parts.worker, self._outbox)])
+                more = self._prefetch.count_more(len(self.inbox))
+                slot.deliver([lease, *self.inbox.take_more(more)])
         finally:
             self.slots.remove(slot)
             slot.close()
@@ -293,8 +282,10 @@ class _InTask:
 
 
 class _TaskSlots:
-    def __init__(self, parts: SharedParts, outbox: Outbox, make: _MakeSlot) -> None:
-        self._parts, self._outbox, self._make = parts, outbox, make
+    def __init__(
+        self, parts: SharedParts, outbox: Outbox, prefetch: Prefetch, make: _MakeSlot
+    ) -> None:
+        self._parts, self._outbox, self._prefetch, self._make = parts, outbox, prefetch, make
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(task_error_log(parts.worker))
         note_tasks(self._loop)
@@ -333,9 +324,8 @@ class _TaskSlots:
     async def _run(self, slot: Slot) -> None:
         try:
             while not slot.is_abandoned and (lease := await self.inbox.take()) is not None:
-                await slot.deliver_async(
-                    [lease, *_take_more(self.inbox, self._parts.worker, self._outbox)]
-                )
+                more = self._prefetch.count_more(len(self.inbox))
+                await slot.deliver_async([lease, *self.inbox.take_more(more)])
         finally:
             self.slots.remove(slot)
             await greenlet_spawn(slot.close)
