@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from benchmarks.application import EACH, NOTE, total_each
-from benchmarks.backlogs import ACCOUNTS, Scale, unsequence
+from benchmarks.backlogs import ACCOUNTS, Backlog, Scale, unsequence
 from benchmarks.cases.cpu import describe_costs, measure
 from benchmarks.measuring import Case, Figures, NotMeasured
+from benchmarks.peer_scripts import find_peers
+from benchmarks.processor import Costs
 from benchmarks.servers import BenchServers
 from penstock import Pipeline, Queue, stage_many
 from penstock.consuming import make_worker
@@ -25,23 +28,36 @@ FEWER = 50
 
 
 def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
-    """One at a time, and several."""
+    """One at a time, and several; and how many one process does."""
+    count = scale.records // FEWER
     return [
         Case(
-            name=f"cost-cpu-jobs-{slots}",
-            unit="µs",
-            sentence=f"processor time per job of a pipeline that a worker does, {slots} at a time, each with one statement: the sum, the worker, Postgres, Redis; with {TOGETHER} in a transaction; and of a job without a session, which does nothing",
-            ours=partial(_measure_jobs, servers, scale.records // FEWER, slots, _add_cents),
+            name="jobs",
+            unit="jobs/s",
+            sentence="jobs of a pipeline without a session, which do nothing, by one process (-cpu: its processor time for one, in µs); with one statement each, and with that together",
+            ours=partial(_measure_rate, servers, count, SLOTS[-1], _read_cents),
             variants={
-                "together": partial(
-                    _measure_jobs, servers, scale.records // FEWER, slots, _add_cents, together=TOGETHER
-                ),
-                "without-a-session": partial(_measure_jobs, servers, scale.records // FEWER, slots, _read_cents),
+                "a statement": partial(_measure_rate, servers, count, SLOTS[-1], _add_cents),
+                "statements together": partial(_measure_rate, servers, count, SLOTS[-1], _add_cents, together=TOGETHER),
             },
-            better="less",
+            peers=find_peers("jobs", servers, Backlog(count)),
             rounds=scale.few_rounds,
-        )
-        for slots in SLOTS
+        ),
+        *(
+            Case(
+                name=f"cost-cpu-jobs-{slots}",
+                unit="µs",
+                sentence=f"processor time per job of a pipeline that a worker does, {slots} at a time, each with one statement: the sum, the worker, Postgres, Redis; with {TOGETHER} in a transaction; and of a job without a session, which does nothing",
+                ours=partial(_measure_costs, servers, count, slots, _add_cents),
+                variants={
+                    "together": partial(_measure_costs, servers, count, slots, _add_cents, together=TOGETHER),
+                    "without-a-session": partial(_measure_costs, servers, count, slots, _read_cents),
+                },
+                better="less",
+                rounds=scale.few_rounds,
+            )
+            for slots in SLOTS
+        ),
     ]
 
 
@@ -53,9 +69,23 @@ def _read_cents(job: Any) -> None:
     job.data["cents"]
 
 
-def _measure_jobs(
+def _measure_rate(
     servers: BenchServers, count: int, slots: int, handler: Callable[..., None], **options: int
 ) -> Figures:
+    costs, took_s = _do_jobs(servers, count, slots, handler, **options)
+    return {"": count / took_s, "-cpu": costs["worker"] / count * 1e6}
+
+
+def _measure_costs(
+    servers: BenchServers, count: int, slots: int, handler: Callable[..., None], **options: int
+) -> Figures:
+    costs, _ = _do_jobs(servers, count, slots, handler, **options)
+    return describe_costs(costs, count)
+
+
+def _do_jobs(
+    servers: BenchServers, count: int, slots: int, handler: Callable[..., None], **options: int
+) -> tuple[Costs, float]:
     """One worker, which has connected; nothing is staged meanwhile.
 
     Raises:
@@ -84,4 +114,6 @@ def _measure_jobs(
             if (done := worker.drain()) != count:
                 raise NotMeasured(f"{done} of {count} jobs were done")
 
-        return describe_costs(measure(servers, url, drain), count)
+        began = perf_counter()
+        costs = measure(servers, url, drain)
+        return costs, perf_counter() - began

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from time import monotonic, perf_counter, process_time, sleep
 from typing import Any
 
-from benchmarks.backlogs import Backlog, Scale
+from benchmarks.backlogs import Scale
 from benchmarks.measuring import Case, Figures, NotMeasured, percentile
-from benchmarks.peer_scripts import find_peers
 from benchmarks.servers import BenchServers
 from penstock.channels.queue import NewMessage
 from penstock.clients import FairQueue
@@ -53,7 +52,6 @@ def make_cases(servers: BenchServers, scale: Scale) -> list[Case]:
             sentence=f"jobs that do nothing, worked off by one process, up to {AT_ONCE} read and settled in a call (-cpu: its processor time for one, in µs)",
             ours=lambda: _measure_jobs(servers, count, AT_ONCE),
             limits={"xreadgroup": lambda: _measure_xreadgroup(servers, count, AT_ONCE)},
-            peers=find_peers("jobs", servers, Backlog(count)),
             rounds=scale.few_rounds,
         ),
         Case(

@@ -14,7 +14,9 @@ import os
 from time import perf_counter, process_time
 from typing import Any
 
-from saq import Queue, Worker
+from redis.asyncio import Redis
+from saq import Worker
+from saq.queue.redis import RedisQueue
 
 COUNT = int(os.environ["PEER_RECORDS"])
 CONCURRENCY = 100
@@ -28,7 +30,7 @@ async def nothing(_: Any, **__: Any) -> None:
 
 
 async def _main() -> None:
-    queue = Queue.from_url(os.environ["PEER_REDIS_URL"])
+    queue = RedisQueue(Redis.from_url(os.environ["PEER_REDIS_URL"]))  # saq's own from_url takes no socket
     await queue.connect()
     for first in range(0, COUNT, CONCURRENCY):
         await asyncio.gather(*(queue.enqueue("nothing", payload="x" * 200) for _ in range(first, first + CONCURRENCY)))
