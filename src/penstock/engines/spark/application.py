@@ -15,7 +15,7 @@ from penstock.consuming.handler import WorkerSetup
 from penstock.consuming.worker_kinds import check_sources
 from penstock.engines.spark.assignment import assign, find_pieces, most_streamers
 from penstock.engines.spark.control_channel import ControlServer, Line
-from penstock.engines.spark.dataframes import FrameWorker, SetBasedConsumers
+from penstock.engines.spark.dataframes import SetBasedConsumers
 from penstock.engines.spark.epoch_query import EpochQuery, Schedule
 from penstock.engines.spark.epochs import COUNTS, EpochsSource
 from penstock.errors import ServerUnavailable
@@ -94,10 +94,8 @@ def run(  # noqa: PLR0913  the options of a run
         TemporaryDirectory(prefix="penstock-java-", ignore_cleanup_errors=True) as java,
         suppress(StartEndedError),
     ):
-        needed, attempts = len(tasks) + len(frames), SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS
-        spark = spark_session(
-            needed, master=master, conf=conf, attempts=attempts, stop=stop, directory=java
-        )
+        attempts = SET_BASED_ATTEMPTS if frames else TASK_ATTEMPTS
+        spark = _start(len(tasks) + len(frames), master, conf, attempts, stop, java)
         spark.dataSource.register(EpochsSource)
         schedule = Schedule(pieces, Slots(spark), streamers=streamers, reserved=len(frames))
         reports = _Reports(observer)
@@ -107,13 +105,10 @@ def run(  # noqa: PLR0913  the options of a run
         def stopped() -> bool:
             return bool(reports.failures) or stop()
 
-        workers = [
-            FrameWorker(
-                spark, WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare)
-            )
-            for spec in frames
+        setups = [
+            WorkerSetup(pipeline, spec, database_url, redis_url, prepare=prepare) for spec in frames
         ]
-        sets = SetBasedConsumers(spark, workers, reports.receive, reports.failures)
+        sets = SetBasedConsumers(spark, setups, reports.receive, reports.failures)
         query = (
             EpochQuery(spark, options, schedule, checkpoints, ends_planners=not frames)
             if tasks
@@ -137,6 +132,20 @@ def run(  # noqa: PLR0913  the options of a run
                 reports.log_totals()
             if reports.failures:
                 raise reports.failures[0]
+
+
+def _start(
+    slots: int,
+    master: str | None,
+    conf: Mapping[str, str] | None,
+    attempts: int,
+    stop: Callable[[], bool],
+    java: str,
+) -> SparkSession:
+    log.info("starting", master=master or "this machine")  # a JVM takes its time
+    return spark_session(
+        slots, master=master, conf=conf, attempts=attempts, stop=stop, directory=java
+    )
 
 
 class _Reports:

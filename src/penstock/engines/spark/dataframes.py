@@ -279,14 +279,15 @@ class SetBasedConsumers:
     def __init__(
         self,
         spark: SparkSession,
-        workers: Sequence[FrameWorker],
+        setups: Sequence[WorkerSetup],
         receive: Callable[[Line], None],
         failures: list[BaseException],
     ) -> None:
         """Sets up; ``receive`` gets counts once a second, ``failures`` the error that ends."""
-        self._spark, self._workers, self._failures = spark, workers, failures
+        self._spark, self._failures = spark, failures
+        self._workers = [FrameWorker(spark, setup) for setup in setups]
         self._is_finishing = False
-        self._loops = {worker.consumer.name: _loop(worker, receive) for worker in workers}
+        self._loops = {worker.consumer.name: _loop(worker, receive) for worker in self._workers}
         self._thread: threading.Thread | None = None
 
     def start(self, stop: Callable[[], bool]) -> None:
