@@ -14,7 +14,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm lowest newest between mutants bench lint pages manifests picture site release release-check lock clean
+.PHONY: help venv demo test test-spark storm lowest newest between mutants bench lint types house pages manifests picture site release release-check lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -55,7 +55,12 @@ bench: venv  ## measure Penstock beside its limits and its peers
 lint: venv  ## formatter, linter, types, who may import whom, dead code, spelling, the pages and the house
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line types house
+
+types:
 	$(BIN)/mypy
+
+house:
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/codespell
