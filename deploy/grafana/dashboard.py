@@ -13,6 +13,12 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 ROW = 24
 
+
+def _quantile(percent: int, name: str) -> str:
+    """A quantile of a histogram of all processes, those of workers with --listen."""
+    return f"histogram_quantile(0.{percent}, sum by (le) (rate(penstock_{name}_bucket{OF}[$__rate_interval])))"
+
+
 # title, unit, width, (expression, legend) each
 PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
     (
@@ -48,6 +54,35 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         "s",
         12,
         [(f"max by (consumer, channel) (penstock_consumer_lag_seconds{OF})", "{{consumer}} {{channel}}")],
+    ),
+    (
+        "From staging to the handler",
+        "s",
+        12,
+        [(_quantile(n, "stage_to_handler_seconds"), f"p{n}") for n in (50, 95, 99)],
+    ),
+    ("A handler's call", "s", 12, [(_quantile(n, "handler_duration_seconds"), f"p{n}") for n in (50, 95, 99)]),
+    (
+        "Calls of handlers a second, by error",
+        "ops",
+        12,
+        [
+            (
+                f"sum by (consumer, error_type) (rate(penstock_handler_duration_seconds_count{OF}[$__rate_interval]))",
+                "{{consumer}} {{error_type}}",
+            )
+        ],
+    ),
+    (
+        "Records a second, by what became of them",
+        "ops",
+        12,
+        [
+            (
+                f"sum by (consumer, outcome) (rate(penstock_delivered_records_total{OF}[$__rate_interval]))",
+                "{{consumer}} {{outcome}}",
+            )
+        ],
     ),
     (
         "Halted, stopped, isolated, unread",
@@ -110,7 +145,12 @@ def make_dashboard() -> dict[str, Any]:
                 "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
                 "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
                 "targets": [
-                    {"refId": chr(65 + index), "expr": expression, "legendFormat": legend}
+                    {
+                        "refId": chr(65 + index),
+                        "expr": expression,
+                        "legendFormat": legend,
+                        "exemplar": "_bucket" in expression,
+                    }
                     for index, (expression, legend) in enumerate(targets)
                 ],
             }

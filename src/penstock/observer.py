@@ -120,6 +120,7 @@ class HandlerEnded:
         seconds: How long it took.
         error: Class of the error that it raised; None if it raised none, or an outcome such as
             ``Snooze``.
+        trace: Trace id of its span, the last one if each record has one; None if none is recorded.
     """
 
     consumer: str
@@ -127,6 +128,7 @@ class HandlerEnded:
     records: int
     seconds: float
     error: str | None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,14 @@ class Delivery:
             ``snoozed``, ``retried``, ``stale``; those that are 0 are missing.
         latencies_us: Microseconds from staging to the handler, of each that was applied, by
             Postgres' clock; none of jobs.
+        trace: Trace id of the span that the last of these was handled in; None if none is recorded.
     """
 
     consumer: str
     channel: str
     counts: Mapping[str, int]
     latencies_us: Sequence[int]
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

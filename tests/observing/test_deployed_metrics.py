@@ -11,12 +11,21 @@ import pytest
 
 from fixtures.documents import ROOT
 from penstock.cli.app import load_commands
-from penstock.observing.state_metrics import METRICS
+from penstock.observing import process_metrics, state_metrics
 
 DEPLOY = ROOT / "deploy"
 ALERTS = (DEPLOY / "prometheus" / "alerts.yml").read_text()
 ALERTS_TEST = (DEPLOY / "prometheus" / "alerts_test.yml").read_text()
 PROMTOOL = shutil.which("promtool")
+
+METRICS = {name: metric.labels for name, metric in state_metrics.METRICS.items()} | {
+    f"{name}{series}": (*metric.labels, *labels)
+    for name, metric in process_metrics.METRICS.items()
+    for series, labels in (
+        (("_bucket", ("le",)), ("_sum", ()), ("_count", ())) if metric.kind == "histogram" else (("", ()),)
+    )
+}
+"""The labels of all series that are exported, beside the schema."""
 
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="apt-get install prometheus")
 
@@ -36,7 +45,7 @@ def test_all_names_are_exported() -> None:
         used = set(re.findall(r"penstock_[a-z_]+", text))
         assert used - {"penstock_"} <= METRICS.keys()
         for name, labels in re.findall(r"(penstock_[a-z_]+)\{([^}]*)\}", text):
-            known = {"schema", *METRICS[name].labels}
+            known = {"schema", *METRICS[name]}
             assert set(re.findall(r"(\w+)(?==|!~|=~)", labels.replace("\\", ""))) <= known, (name, labels)
 
 
@@ -54,6 +63,25 @@ def test_the_dashboard_is_the_one_that_the_script_writes() -> None:
     made = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))["make_dashboard"]()
 
     assert json.loads((DEPLOY / "grafana" / "dashboard.json").read_text()) == made
+
+
+@needs_promtool
+def test_prometheus_reads_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+    values = {"$__rate_interval": "5m", "$schema": "penstock", "$channel": ".*"}
+    rules: list[dict[str, str]] = []
+    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
+        expression = target["expr"]
+        for name, value in values.items():
+            expression = expression.replace(name, value)
+        rules.append({"record": f"panel:{len(rules)}", "expr": expression})
+        assert target["exemplar"] == ("_bucket" in expression)
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+
+    checked = promtool("check", "rules", "rules.yml", directory=tmp_path)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert len(rules) > 25
 
 
 def test_every_alert_is_seen_to_fire_and_to_end() -> None:

@@ -154,7 +154,7 @@ def test_a_halted_consumer_leaves_its_probes_green_and_those_of_the_streamer(
 
 def test_clients_that_send_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module._Handler, "timeout", 3600.0)
-    with Listener("127.0.0.1:0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+    with Listener("127.0.0.1:0", {"/livez": lambda _: Answer(200, "ok\n")}) as listener:
         address = ("127.0.0.1", listener.port)
         silent = [socket.create_connection(address, timeout=60) for _ in range(3 * MAX_CONNECTIONS)]
         for _ in range(3):
@@ -168,7 +168,7 @@ def test_a_client_whose_answer_takes_long_makes_room_for_nobody() -> None:
     """As those of metrics, while Postgres hangs."""
     arrived, over = threading.Semaphore(0), threading.Event()
 
-    def wait() -> Answer:
+    def wait(_: str) -> Answer:
         arrived.release()
         over.wait()
         return Answer(200, "late\n")
@@ -185,7 +185,7 @@ def test_a_client_whose_answer_takes_long_makes_room_for_nobody() -> None:
 
 
 def test_only_the_paths_are_answered_and_only_when_read() -> None:
-    with Listener("0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+    with Listener("0", {"/livez": lambda _: Answer(200, "ok\n")}) as listener:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", listener.port), timeout=60)
         assert ask(listener.port, path="/livez?verbose=1")[0] == 200
@@ -198,7 +198,7 @@ def test_only_the_paths_are_answered_and_only_when_read() -> None:
         with pytest.raises(InvalidSetting, match="give a port"):
             Listener(address, {})
     if has_ipv6():
-        with Listener("[::1]:0", {"/livez": lambda: Answer(200, "ok\n")}) as listener:
+        with Listener("[::1]:0", {"/livez": lambda _: Answer(200, "ok\n")}) as listener:
             socket.create_connection(("::1", listener.port), timeout=60).close()
 
 

@@ -1,26 +1,33 @@
 """Metrics of a process: sums of events, in the form that Prometheus reads."""
 
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import Log, Pipeline
 from penstock.engines.stealing import Recruiter
 from penstock.observer import Delivery, HandlerEnded, RoundEnded, ServerAway, Staged, Streamed
+from penstock.observing.listener import Listener
 from penstock.observing.process_metrics import MAX_ERRORS, METRICS, SECONDS, ProcessMetrics
 
 pytestmark = pytest.mark.channels(Log("things"))
 
 HOSTILE = 'a"b\\c\n{}'
 
+OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
+"""What Prometheus accepts."""
 
-def samples(metrics: ProcessMetrics) -> dict[tuple[str, ...], float]:
+
+def samples(metrics: ProcessMetrics, accept: str = "") -> dict[tuple[str, ...], float]:
     """Each sample by its name and the values of its labels, without the schema's."""
     found: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(metrics.answer().body):
+    parse: Any = parse_openmetrics if accept else text_string_to_metric_families
+    for family in parse(metrics.answer(accept).body):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("schema") == "penstock"
@@ -79,14 +86,15 @@ SAMPLES: dict[tuple[str, ...], float] = {
 """All of them, without the buckets."""
 
 
-def test_every_event_is_in_its_metrics_with_any_label(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_every_event_is_in_its_metrics_with_any_label(pipeline: Pipeline, accept: str) -> None:
     recruiter, now = Recruiter(), iter([100.0, 104.0, 107.0])
     recruiter.install(lambda: None, HOSTILE, 0.5)
     metrics = ProcessMetrics(pipeline, recruiter, clock=lambda: next(now))
     for event in EVENTS:
         pipeline.observers(event)
 
-    found = samples(metrics)
+    found = samples(metrics, accept)
     rest = {(name.removeprefix("penstock_"), *labels): value for (name, *labels), value in found.items()}
     assert {each: value for each, value in rest.items() if not each[0].endswith("_bucket")} == pytest.approx(SAMPLES)
     names = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name, *_ in found}
@@ -108,6 +116,36 @@ def test_a_histogram_has_each_value_in_its_bucket(batches: list[list[int]]) -> N
         if name in {"penstock_stage_to_handler_seconds_bucket", "penstock_round_duration_seconds_bucket"}:
             [bound] = set(labels) - {"c", "things"}
             assert count == sum(value <= float(bound) for value in values)
+
+
+def test_a_bucket_has_the_trace_of_its_last_value_in_the_format_that_can_show_it(pipeline: Pipeline) -> None:
+    metrics = ProcessMetrics(pipeline)
+    for seconds, trace in ((0.3, "a" * 32), (0.4, "b" * 32), (0.45, None), (2.0, "c" * 32)):
+        pipeline.observers(HandlerEnded("reader", "things", 1, seconds, None, trace))
+    pipeline.observers(Delivery("reader", "things", {"applied": 2}, [2_000_000, 3_000], "d" * 32))
+    pipeline.observers(Delivery("reader", "things", {"skipped": 2}, [], "e" * 32))
+    with Listener("0", {"/metrics": metrics.answer}) as listener:
+        request = Request(f"http://127.0.0.1:{listener.port}/metrics")
+        plain = urlopen(request).read().decode()
+        request.add_header("Accept", OPENMETRICS)
+        with urlopen(request) as answer:
+            kind, text = answer.headers["Content-Type"], answer.read().decode()
+
+    parse: Any = parse_openmetrics
+    found = {
+        (sample.name.removeprefix("penstock_"), sample.labels["le"]): (*each.labels.items(), each.value)
+        for family in parse(text)
+        for sample in family.samples
+        if (each := sample.exemplar) is not None
+    }
+    assert found == {
+        ("handler_duration_seconds_bucket", "0.5"): (("trace_id", "b" * 32), 0.4),
+        ("handler_duration_seconds_bucket", "2.5"): (("trace_id", "c" * 32), 2.0),
+        ("stage_to_handler_seconds_bucket", "0.005"): (("trace_id", "d" * 32), 0.003),
+    }
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert "handler_duration_seconds_bucket" in plain
+    assert "trace_id" not in plain
 
 
 def test_the_age_of_a_round_is_that_of_each_workers_last_one(pipeline: Pipeline) -> None:

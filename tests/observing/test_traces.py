@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from penstock import Log, Pipeline, Queue, Snooze, stage, stage_async, stage_man
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import DeclarationError
+from penstock.observing.process_metrics import ProcessMetrics
 from penstock.operating.letters import of_consumer, retry
 from penstock.records import Record
 from penstock.schema.capture import install_triggers
@@ -262,6 +264,52 @@ def test_tasks_and_threads_of_a_worker_do_not_take_each_others_spans(
 
     assert {int(header.split("-")[1], 16) for header in seen} == set(seen.values()) == trace_ids(spans()["request"])
     assert len(seen) == 8
+
+
+async def take(_session: AsyncSession, _items: Any) -> None: ...
+
+
+async def take_alone(_job: Any) -> None: ...
+
+
+HANDLERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "batch": (ORDERS, lambda _session, _orders: None, {}),
+    "async batch": (ORDERS, take, {}),
+    "record": (ORDERS, lambda _session, _order: None, {"each": True, "trace": "child"}),
+    "async record": (ORDERS, take, {"each": True, "trace": "child"}),
+    "job": (JOBS, lambda _session, _job: None, {}),
+    "async job": (JOBS, take, {}),
+    "job without a session": (JOBS, lambda _job: None, {}),
+    "async job without a session": (JOBS, take_alone, {"trace": "child"}),
+}
+
+
+@pytest.mark.parametrize(("channel", "handler", "options"), HANDLERS.values(), ids=HANDLERS)
+def test_a_latency_leads_to_the_trace_in_which_it_was_measured(
+    application: Engine,
+    database_url: str,
+    redis_url: str,
+    pipeline: Pipeline,
+    spans: Spans,
+    channel: Any,
+    handler: Any,
+    options: Any,
+) -> None:
+    metrics, names = ProcessMetrics(pipeline), {"handler_duration"}
+    parts: Any = {"tenant": "t"}
+    if channel is ORDERS:
+        names.add("stage_to_handler")
+        parts = {"key": "1"}
+    (pipeline.worker if channel is JOBS else pipeline.consumer)(reads=channel, name="reader", **options)(handler)
+    with in_span(), Session(application) as session, session.begin():
+        stage(session, to=channel, action="a", object="o", data={}, pipeline=pipeline, **parts)
+    drained(pipeline, database_url, redis_url)
+
+    [span] = spans()[f"process {channel.name}"]
+    answer = metrics.answer("application/openmetrics-text; version=1.0.0").body
+    found = re.findall(r'penstock_(\w+)_seconds_bucket{.*} \S+ # {trace_id="(\w+)"}', answer)
+    trace_id = f"{span.get_span_context().trace_id:032x}"
+    assert sorted(found) == [(name, trace_id) for name in sorted(names)]
 
 
 def test_a_trace_never_changes_what_the_application_has_set_nor_makes_a_record_fail(

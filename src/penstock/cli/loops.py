@@ -23,7 +23,7 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.display import format_count
 from penstock.errors import Halted, Paused
 from penstock.observer import Observer
-from penstock.observing.listener import Answer, Listener
+from penstock.observing.listener import Answer, Listener, Routes
 from penstock.observing.probes import Probes, notified_systemd
 from penstock.operating.status.gathering import status
 from penstock.parallel import Runner, abandon
@@ -97,7 +97,11 @@ def observed(settings: Settings, pipeline: Pipeline) -> Iterator[Observer | None
         stack.enter_context(notified_systemd(probes))
         if settings.listen is not None:
             metrics, answer = _make_metrics(pipeline)
-            routes = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": answer}
+            routes: Routes = {
+                "/livez": lambda _: probes.livez(),
+                "/readyz": lambda _: probes.readyz(),
+                "/metrics": answer,
+            }
             listener = stack.enter_context(Listener(settings.listen, routes))
             structlog.get_logger("penstock.cli").info(
                 "listening", port=listener.port, paths=list(routes)
@@ -105,11 +109,11 @@ def observed(settings: Settings, pipeline: Pipeline) -> Iterator[Observer | None
         yield metrics
 
 
-def _make_metrics(pipeline: Pipeline) -> tuple[Observer | None, Callable[[], Answer]]:
+def _make_metrics(pipeline: Pipeline) -> tuple[Observer | None, Callable[[str], Answer]]:
     try:
         from penstock.observing.process_metrics import ProcessMetrics  # noqa: PLC0415  an extra
     except ModuleNotFoundError:
-        return None, lambda: Answer(
+        return None, lambda _: Answer(
             501, "metrics need prometheus_client: pip install 'penstock-outbox[prometheus]'\n"
         )
     metrics = ProcessMetrics(pipeline)

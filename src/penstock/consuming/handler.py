@@ -36,7 +36,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from typing_extensions import override
 
 from penstock.consuming.failures import Culprit, error_class
-from penstock.consuming.spans import HandlerSpans
+from penstock.consuming.spans import HandlerSpans, note_traces
 from penstock.database.connections import Database, get_database_url, make_async_engine, make_engine
 from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.database.transactions import Timeouts
@@ -481,21 +481,21 @@ class JobCaller:
 
     def call(self, job: Any) -> BaseException | None:
         """Calls a plain handler; returns what it raised, or the outcome that it returned."""
-        begun_at, error = self._begin(), None
+        begun, error = self._begin(), None
         try:
             fresh_context().run(self._handle, job)
         except BaseException as raised:  # noqa: BLE001  what it means is decided where jobs end
             error = raised
-        return self._end(begun_at, error)
+        return self._end(*begun, error)
 
     async def call_async(self, job: Any) -> BaseException | None:
         """Calls one that is ``async def``, in a task of its own, within the worker's time limit."""
-        begun_at, error = self._begin(), None
+        begun, error = self._begin(), None
         try:
             await _run_apart(self._handle_async(job))
         except BaseException as raised:  # noqa: BLE001  the same
             error = raised
-        return self._end(begun_at, error)
+        return self._end(*begun, error)
 
     def _handle(self, job: Any) -> None:
         self._decode_payload(job)
@@ -518,16 +518,17 @@ class JobCaller:
         if self._decode is not None:
             set_payload(job, self._decode(job.data_json))
 
-    def _begin(self) -> float:
+    def _begin(self) -> tuple[float, list[str]]:
         if self._observers:
             self._observers(HandlerBegan(*self._names, 1))
-        return monotonic()
+        return monotonic(), note_traces()
 
-    def _end(self, begun_at: float, error: BaseException | None) -> BaseException | None:
+    def _end(
+        self, begun_at: float, traces: Sequence[str], error: BaseException | None
+    ) -> BaseException | None:
         if self._observers:
-            self._observers(
-                HandlerEnded(*self._names, 1, monotonic() - begun_at, error_class(error))
-            )
+            seconds, trace = monotonic() - begun_at, traces[0] if traces else None
+            self._observers(HandlerEnded(*self._names, 1, seconds, error_class(error), trace))
         return error
 
 

@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -54,6 +55,9 @@ development."""
 log = structlog.get_logger("penstock.consumer")
 
 _NOTHING = nullcontext()
+
+_traces: ContextVar[list[str] | None] = ContextVar("penstock_traces", default=None)
+"""Where the trace of the last handler's span is noted: see ``note_traces``."""
 
 _W3C = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 """A ``traceparent``: a later version may have more at its end."""
@@ -96,6 +100,7 @@ class HandlerSpans:
             span = None
             try:
                 span = stack.enter_context(self._begin(items, is_child=is_child))
+                _note_trace(span.get_span_context())
             except Exception as error:  # noqa: BLE001  the application's provider must not fail its handlers
                 if not self._has_failed:
                     self._has_failed = True
@@ -151,6 +156,21 @@ def _is_traced() -> bool:
     # missing while another thread imports the module
     find_provider = getattr(trace, "get_tracer_provider", None)
     return find_provider is not None and not isinstance(find_provider(), trace.ProxyTracerProvider)  # type: ignore[union-attr]
+
+
+def note_traces() -> list[str]:
+    """Returns a list that will have the trace id of the last recorded span of a handler.
+
+    It is that of the handlers called from now on in this context, its copies and its tasks.
+    """
+    traces: list[str] = []
+    _traces.set(traces)
+    return traces
+
+
+def _note_trace(context: "SpanContext") -> None:
+    if context.trace_flags.sampled and (traces := _traces.get()) is not None:
+        traces[:] = [f"{context.trace_id:032x}"]
 
 
 def _note_error(span: "Span", error: BaseException) -> None:

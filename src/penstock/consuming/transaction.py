@@ -28,6 +28,7 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, error_class, find_outcome, is_exit
 from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
+from penstock.consuming.spans import note_traces
 from penstock.crash_points import crashpoint
 from penstock.database import driver_errors
 from penstock.database.connections import silent_for
@@ -105,6 +106,7 @@ class HandlerTransaction:
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
         self._called_at = 0.0
+        self._trace: str | None = None
         self._xid = ""
         self._reached: dict[ShardName, Offset] = {}
 
@@ -143,7 +145,7 @@ class HandlerTransaction:
         if self.observers:
             numbers = {name: count for name in COUNTED if (count := getattr(counts, name))}
             if numbers:
-                self.observers(Delivery(*self._names, numbers, counts.latencies_us))
+                self.observers(Delivery(*self._names, numbers, counts.latencies_us, self._trace))
 
     def close(self) -> None:
         """Closes the connection; what is under way is rolled back."""
@@ -188,7 +190,7 @@ class HandlerTransaction:
         size = len(items) if isinstance(items, Sized) else 0  # a DataFrame has none
         if self.observers:
             self.observers(HandlerBegan(*self._names, size))
-        begun_at = monotonic()
+        begun_at, traces = monotonic(), note_traces()
         try:
             with self._handler_silence(connection):
                 self._caller.call(connection, items)
@@ -196,20 +198,24 @@ class HandlerTransaction:
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
-            self._note_called(size, begun_at, error)
+            self._note_called(size, begun_at, traces, error)
             self._raise_failure(index, error)
-        self._note_called(size, begun_at)
+        self._note_called(size, begun_at, traces)
 
     @staticmethod
     def _handler_silence(connection: EngineConnection) -> AbstractContextManager[None]:
         driver: Any = connection.connection.driver_connection
         return silent_for(driver, driver.handler_silence_s)
 
-    def _note_called(self, size: int, begun_at: float, error: BaseException | None = None) -> None:
+    def _note_called(
+        self, size: int, begun_at: float, traces: Sequence[str], error: BaseException | None = None
+    ) -> None:
+        trace = traces[0] if traces else None
+        if error is None:
+            self._trace = trace
         if self.observers:
-            self.observers(
-                HandlerEnded(*self._names, size, monotonic() - begun_at, error_class(error))
-            )
+            seconds = monotonic() - begun_at
+            self.observers(HandlerEnded(*self._names, size, seconds, error_class(error), trace))
 
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""

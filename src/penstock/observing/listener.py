@@ -36,7 +36,8 @@ class Answer:
     content_type: str = TEXT
 
 
-Routes = Mapping[str, Callable[[], Answer]]
+Routes = Mapping[str, Callable[[str], Answer]]
+"""What answers each path; it is given the request's header ``Accept``."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -60,7 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _make_answer(self) -> Answer:
         make = self.server.routes.get(self.path.partition("?")[0])
-        return Answer(404, f"{' '.join(self.server.routes)}\n") if make is None else make()
+        if make is None:
+            return Answer(404, f"{' '.join(self.server.routes)}\n")
+        return make(self.headers.get("Accept", ""))
 
     @override
     def version_string(self) -> str:

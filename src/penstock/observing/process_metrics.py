@@ -4,7 +4,8 @@
                                                      workers have ``--listen``
 
 They count what this process has done since it began; how far the pipeline is, its state says: see
-``penstock status``.
+``penstock status``.  A bucket of a histogram has the trace of one of its values, if one was
+recorded: an exemplar, which the OpenMetrics format alone can show.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,14 +15,16 @@ from itertools import accumulate
 from threading import Lock
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from penstock.engines.stealing.recruiter import Recruiter
 from penstock.observer import (
@@ -35,8 +38,6 @@ from penstock.observer import (
 )
 from penstock.observing.listener import Answer
 from penstock.pipeline import Pipeline
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600)
 RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -89,14 +90,23 @@ class _Histogram:
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)  # values of each bucket, the last without a bound
     total: float = 0.0  # their sum
+    # by bucket, a value whose trace was recorded
+    exemplars: dict[int, Exemplar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def add(self, value: float) -> None:
-        """Adds a value."""
+    def add(self, value: float, trace: str | None = None) -> None:
+        """Adds a value, and the trace in which it was measured."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+        self.note(value, trace)
+
+    def note(self, value: float, trace: str | None) -> None:
+        """Notes the trace of a value that was added."""
+        if trace is not None:
+            exemplar = Exemplar({"trace_id": trace}, value)
+            self.exemplars[bisect_left(self.bounds, value)] = exemplar
 
     def add_all(self, values: Sequence[float], scale: float) -> None:
         """Adds values that are ``scale`` to the unit: a batch in the time of a few."""
@@ -109,11 +119,15 @@ class _Histogram:
         self.counts[-1] += len(ordered) - below
         self.total += sum(ordered) / scale
 
-    def buckets(self) -> list[tuple[str, float]]:
+    def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
         """Returns the cumulative buckets of Prometheus."""
-        return list(
-            zip([*map(str, map(float, self.bounds)), "+Inf"], accumulate(self.counts), strict=True)
-        )
+        bounds = [*map(str, map(float, self.bounds)), "+Inf"]
+        return [
+            (bound, count, self.exemplars[number]) if number in self.exemplars else (bound, count)
+            for number, (bound, count) in enumerate(
+                zip(bounds, accumulate(self.counts), strict=True)
+            )
+        ]
 
 
 Labels = tuple[str, ...]
@@ -162,11 +176,12 @@ class ProcessMetrics(Collector):
                 if self._values[name] or self._histograms[name]
             ]
 
-    def answer(self) -> Answer:
-        """Returns the metrics in the text format, for a listener."""
+    def answer(self, accept: str = "") -> Answer:
+        """Returns the metrics in the text format, or in that of OpenMetrics if it is accepted."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        return Answer(200, generate_latest(registry).decode(), CONTENT_TYPE)
+        encode, content_type = choose_encoder(accept)
+        return Answer(200, encode(registry).decode(), content_type)
 
     def describe(self) -> list[Metric]:
         """Returns no metric, so that registering collects nothing."""
@@ -176,18 +191,20 @@ class ProcessMetrics(Collector):
         match event:
             case Staged(channel, records):
                 self._count("penstock_staged_records_total", (channel,), records)
-            case Delivery(consumer, channel, counts, latencies_us):
+            case Delivery(consumer, channel, counts, latencies_us, trace):
                 for outcome, count in counts.items():
                     self._count(
                         "penstock_delivered_records_total", (consumer, channel, outcome), count
                     )
                 if latencies_us:
-                    self._histogram(
+                    histogram = self._histogram(
                         "penstock_stage_to_handler_seconds", (consumer, channel)
-                    ).add_all(latencies_us, 1e6)
-            case HandlerEnded(consumer, channel, records, seconds, error):
+                    )
+                    histogram.add_all(latencies_us, 1e6)
+                    histogram.note(latencies_us[-1] / 1e6, trace)
+            case HandlerEnded(consumer, channel, records, seconds, error, trace):
                 labels = consumer, channel, self._bounded(error or "")
-                self._histogram("penstock_handler_duration_seconds", labels).add(seconds)
+                self._histogram("penstock_handler_duration_seconds", labels).add(seconds, trace)
                 self._histogram("penstock_handler_batch_records", (consumer, channel)).add(records)
             case RoundEnded(worker, seconds):
                 self._histogram("penstock_round_duration_seconds", (worker,)).add(seconds)

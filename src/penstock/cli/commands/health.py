@@ -373,10 +373,10 @@ def metrics(
                 return
             stop = Stop()
             routes = {
-                "/metrics": lambda: Answer(
+                "/metrics": lambda _: Answer(
                     200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST
                 ),
-                "/livez": lambda: Answer(200, "ok\n"),  # a server that is away is a metric
+                "/livez": lambda _: Answer(200, "ok\n"),  # a server that is away is a metric
             }
             with Listener(settings.listen, routes) as listener:
                 say(f"Metrics: port {listener.port}, /metrics")
