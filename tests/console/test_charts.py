@@ -33,6 +33,13 @@ GAP = range(6 * HOUR_S, 10 * HOUR_S)
 """Seconds ago in which nothing was scraped of what is published."""
 
 
+DWELLS = {("quiet", 50): 1, ("quiet", 99): 8, ("noisy", 50): 2, ("noisy", 99): 4}
+"""Seconds that jobs have waited, by tenants and percentile."""
+
+LATENCIES = {"0.1": 50, "1.0": 95, "10.0": 100, "+Inf": 100}
+"""Records a second whose latency was within a bound: half within 0.1 s, 95 in 100 within a second."""
+
+
 def write_scrapes(path: Path, now: int) -> None:
     """Writes a day and an hour of scrapes of two exporters, and of another pipeline that counts for nothing here."""
     counters = {
@@ -54,6 +61,16 @@ def write_scrapes(path: Path, now: int) -> None:
     for (consumer, lag), schema, instance, at in product((("a", 5), ("b", 7)), ("penstock", "other"), "12", times):
         labels = f'schema="{schema}",instance="{instance}",consumer="{consumer}",channel="things"'
         lines.append(f"penstock_consumer_lag_records{{{labels}}} {lag} {at}")
+    lines.append("# TYPE penstock_queue_dwell_seconds gauge")
+    for (tenants, percentile), seconds in DWELLS.items():
+        for schema, at in product(("penstock", "other"), times):
+            labels = f'schema="{schema}",channel="jobs",tenants="{tenants}",percentile="{percentile}"'
+            lines.append(f"penstock_queue_dwell_seconds{{{labels}}} {seconds if schema == 'penstock' else 99} {at}")
+    lines.append("# TYPE penstock_stage_to_handler_seconds histogram")
+    for schema, process, (bound, rate), at in product(("penstock", "other"), "12", LATENCIES.items(), times):
+        labels = f'schema="{schema}",instance="{process}",consumer="a",channel="things",le="{bound}"'
+        count = (rate if schema == "penstock" else 100) * (at - start)
+        lines.append(f"penstock_stage_to_handler_seconds_bucket{{{labels}}} {count} {at}")
     path.write_text("\n".join([*lines, "# EOF\n"]))
 
 
@@ -123,16 +140,27 @@ def test_charts_of_a_day_and_an_hour_are_those_that_prometheus_has_kept(see_with
         assert {round(row["sequenced"], 3) for row in rows} == {2.0}
         assert {round(row["applied"], 3) for row in rows} == {3.0}
         assert {row["lag"] for row in rows} == {12}
+        assert {tuple(round(row[f"latency_p{n}"], 3) for n in (50, 95, 99)) for row in rows} == {(0.1, 1.0, 8.2)}
+        assert {(row["dwell_p50"], row["dwell_p99"]) for row in rows} == {(2, 8)}
     assert {round(row["published"] or 0, 3) for row in moments["hour"]} == {2.0}
     unknown = [row["published"] is None for row in moments["day"]]
     assert (unknown[0], unknown[-1], sum(unknown) > 5) == (False, False, True)
-    lines = re.findall(r'aria-label="(\w+) over the last day">(.*?)</svg>', page)
+    lines = re.findall(r'aria-label="([\w ]+) over the last day">(.*?)</svg>', page)
     assert {name: line.count("<polyline") for name, line in lines} == {
-        "sequenced": 1,
-        "published": 2,
-        "applied": 1,
-        "lag": 1,
+        "Sequenced": 1,
+        "Published": 2,
+        "Applied": 1,
+        "Lag": 1,
+        "Latency": 3,
+        "Queue dwell": 2,
     }
+    assert re.findall(r"(p\d+) peak (.*?)</span>", page) == [
+        ("p50", "0.1 s"),
+        ("p95", "1 s"),
+        ("p99", "8.2 s"),
+        ("p50", "2 s"),
+        ("p99", "8 s"),
+    ]
     assert page.count("<tr>") == 61
 
 
@@ -200,8 +228,25 @@ def test_a_prometheus_that_is_away_or_knows_nothing_leaves_a_page(
     assert "Prometheus does not answer: URLError" in away
     rows = empty.get("/charts.json").json()
     assert {(row["sequenced"], row["lag"]) for row in rows} == {(None, None)}
-    assert "at most - records" in empty.get("/charts").text
+    assert empty.get("/charts").text.count("Not known") == 6
     assert empty.get("/charts?period=week").status_code == 400
+
+
+def test_charts_of_prometheus_are_shown_while_postgres_is_away(
+    flow: Pipeline, redis_url: str, answers: tuple[type[Answers], str]
+) -> None:
+    handler, url = answers
+    now = int(datetime.now(UTC).timestamp()) // 60 * 60 - 600
+    handler.body = f'{{"data": {{"result": [{{"metric": {{"chart": "lag"}}, "values": [[{now}, "7"]]}}]}}}}'.encode()
+    away = "postgresql://nobody@127.0.0.1:1/none"
+    console = make_console(flow, away, redis_url, access=lambda _: Visitor("ann"), prometheus_url=url)
+    client = TestClient(console, base_url="http://console")
+    page, twin = client.get("/charts"), client.get("/charts.json")
+    console.close()
+
+    assert (page.status_code, twin.status_code) == (200, 200)
+    assert "peak 7 records" in page.text
+    assert {row["lag"] for row in twin.json()} == {None, 7}
 
 
 @pytest.mark.usefixtures("scene")
@@ -210,10 +255,12 @@ def test_without_prometheus_a_page_says_how_a_day_is_had(see_as: As) -> None:
 
     assert "over restarts: --prometheus-url" in page
     assert "of the last hour" in page
+    assert "Not known: it needs --prometheus-url" in page
 
 
 def make_sample_point(time_s: float, count: int, published: int | None, lag: int) -> Point:
-    return Point(time_s, {"a": count, "b": 0}, {"a": published}, {("c", "a"): count}, {("c", "a"): lag, ("d", "a"): 1})
+    lags = {("c", "a"): lag, ("d", "a"): 1}
+    return Point(time_s, {"a": count, "b": 0}, {"a": published}, {("c", "a"): count}, lags, (time_s, None))
 
 
 def test_what_is_remembered_is_a_moment_a_minute_with_rates_between_the_last_points_of_two() -> None:
@@ -236,4 +283,5 @@ def test_what_is_remembered_is_a_moment_a_minute_with_rates_between_the_last_poi
     assert [(moment.sequenced, moment.applied) for moment in moments] == [(61 / 60, 61 / 60), (2.0, 2.0), (0.0, 0.0)]
     assert [moment.published for moment in moments] == [0.5, None, None]
     assert [moment.lag for moment in moments] == [5, 1, 1]
+    assert [(moment.dwell_p50, moment.dwell_p99) for moment in moments] == [(110, None), (170, None), (230, None)]
     assert recall(Sample(None, "away")) == list[Moment]()

@@ -172,6 +172,26 @@ def test_a_mix_of_releases_is_shown_on_the_page_of_workers(see_as: As, database_
     }
 
 
+def test_a_worker_has_its_busy_connections_and_when_it_was_last_heard_from(see_as: As, database_url: str) -> None:
+    client, worker = see_as("see"), "consumer applies"
+    with (
+        connect_postgres(database_url, application=worker) as busy,
+        connect_postgres(database_url, application=worker),
+        connect_postgres(database_url, application="metrics"),
+        busy.transaction(),
+    ):
+        busy.execute("SELECT 1")
+        text = client.get("/workers").text
+
+    page = re.findall(
+        r'<th scope="row">(?:<a [^>]*>)?([\w ]+)(?:</a>)?</th><td>(.*?)</td><td>.*?</td>'
+        r'<td class="n">(\d+)</td><td class="n">(.+?)</td><td>(<time)',
+        text,
+    )
+    release = find_release()
+    assert {("applies", release, "2", "1", "<time"), ("metrics", release, "1", "0", "<time")} <= {*page}
+
+
 def test_schedules_icks_and_workers_have_pages(
     see_as: As, connection: Connection, database_url: str, scene: int
 ) -> None:

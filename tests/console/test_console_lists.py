@@ -255,7 +255,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "2 of old, ValueError",
         "2 of orders, ValueError",
         "1 of old, KeyError",
-        "Workers of late call its handler with them, in their order, unless it is paused.",
+        "Workers of late call its handler with them, in order, unless it is paused.",
         "Letters stay if a later record of their key was applied.",
         "penstock dead-letters retry late --all",
         "/dead-letters?consumer=late",
@@ -263,7 +263,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "retry-all?consumer=late&channel=old&error=KeyError": (
         "Retry 1 dead letter of late",
         "1 of old, KeyError",
-        "Workers of late call its handler with them, in their order, unless it is paused.",
+        "Workers of late call its handler with them, in order, unless it is paused.",
         "Letters stay if a later record of their key was applied.",
         "penstock dead-letters retry late --all --channel old --error KeyError",
         "/dead-letters?consumer=late",

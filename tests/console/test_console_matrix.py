@@ -164,8 +164,18 @@ STATES = {
     ),
     "postgres": State(
         away="postgres",
-        says={"/": ("Postgres", "retries by itself", "penstock doctor"), "/find": ("Its number",)},
-        statuses={"/find?*": 503, "/find": 200, "/*": 503},
+        says={
+            "/": ("Postgres", "retries by itself", "penstock doctor"),
+            "/find": ("Its number",),
+            "/channels/things/contents": ("things/0 offset 1",),
+            "/channels/jobs/tenants": ("Cancel its jobs",),
+        },
+        statuses={
+            **dict.fromkeys(("/channels/{name}/contents", "/channels/{name}/tenants"), 200),
+            "/find?*": 503,
+            "/find": 200,
+            "/*": 503,
+        },
     ),
     "wide": State(
         sql="""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from penstock.console.rendering import draw_line, format_number, format_rate, format_time
+from penstock.console.rendering import draw_lines, format_number, format_rate, format_time
 from penstock.operating.status.snapshot import RegisteredSchedule
 
 
@@ -49,11 +49,22 @@ def test_times_are_in_utc() -> None:
 
 
 def test_a_line_has_a_gap_where_nothing_is_known() -> None:
-    drawn = draw_line([None, 4, 2, None, 0], "lag")
+    drawn = draw_lines([[None, 4, 2, None, 0]], "lag")
 
     assert re.findall(r'<polyline points="(.*?)"/>', drawn) == ["40.0,2.0 80.0,16.5", "160.0,31.0"]
-    assert "points" not in draw_line([None, None], "lag")
+    assert "points" not in draw_lines([[None, None]], "lag")
     assert re.findall(r'<polygon points="(.*?)"/>', drawn)[0] == "40,32 40.0,2.0 80.0,16.5 80,32"
+
+
+def test_lines_of_a_chart_have_one_scale() -> None:
+    drawn = draw_lines([[0, 2], [4, None], [1, 1]], "latency")
+
+    assert re.findall(r'<polyline(.*?) points="(.*?)"/>', drawn) == [
+        ("", "0.0,31.0 160.0,16.5"),
+        (' class="line-2"', "0.0,2.0"),
+        (' class="line-3"', "0.0,23.8 160.0,23.8"),
+    ]
+    assert drawn.count("<polygon") == 1
 
 
 @pytest.mark.parametrize(
@@ -67,7 +78,7 @@ def test_a_line_has_a_gap_where_nothing_is_known() -> None:
     ],
 )
 def test_a_line_reaches_from_edge_to_edge_and_its_scale_begins_at_0(values: list[float], points: str) -> None:
-    drawn = draw_line(values, "<lag>")
+    drawn = draw_lines([values], "<lag>")
 
     assert f'<polyline points="{points}"/>' in drawn
     assert f'<polygon points="0,32 {points} 160,32"/>' in drawn

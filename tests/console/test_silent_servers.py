@@ -139,7 +139,7 @@ def ask_at_once(console: Console, pool: ThreadPoolExecutor, path: str, times: in
     return [pool.submit(ask) for _ in range(times)]
 
 
-@pytest.mark.parametrize("path", ["/doctor", "/actions", "/dead-letters", "/find?q=1", "/channels/things/contents"])
+@pytest.mark.parametrize("path", ["/doctor", "/actions", "/dead-letters", "/find?q=1", "/channels/other/contents"])
 def test_many_viewers_of_a_silent_postgres_wait_once_and_not_one_after_the_other(
     flow: Pipeline,
     visitors: Visitors,

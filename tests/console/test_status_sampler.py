@@ -11,6 +11,7 @@ import redis
 
 from fixtures.constants import SetConstants
 from penstock import Pipeline
+from penstock.channels.queue.stats import Dwell
 from penstock.console import status_sampler
 from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sample, StatusSampler, make_point
 from penstock.database.connections import Connection, connect_postgres
@@ -91,6 +92,27 @@ def test_a_point_has_the_counts_of_all_shards_and_of_so_many_names(
     assert (point.time_s, point.sequenced["orders"], point.published["orders"]) == (7.0, 22, 20)
     assert (point.published["lost"], point.passed["late", "orders"], point.lag["late", "orders"]) == (0, 10, 12)
     assert len(make_point(replace(found, consumers=many), 7.0).lag) == MAX_NAMES
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_point_has_how_long_jobs_waited_in_the_worst_queue(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline
+) -> None:
+    """Of queues from which nobody took a job, nothing is known."""
+    found = status(Store(connection), redis_client, flow)
+    [jobs] = [each for each in found.channels if each.channel == "jobs"]
+    [shard] = jobs.shards
+    queue: Any = shard.queue
+
+    def with_dwells(quiet: Dwell, noisy: Dwell) -> Any:
+        stats = replace(queue.stats, quiet=quiet, noisy=noisy)
+        return replace(jobs, shards=(replace(shard, queue=replace(queue, stats=stats)),))
+
+    none = Dwell(0, 9.0, 9.0)
+    queues = (with_dwells(Dwell(5, 0.5, 2.0), none), with_dwells(Dwell(1, 0.1, 3.0), none), with_dwells(none, none))
+
+    assert make_point(found, 7.0).dwell_s == (None, None)
+    assert make_point(replace(found, channels=(*found.channels, *queues)), 7.0).dwell_s == (0.5, 3.0)
 
 
 @pytest.fixture

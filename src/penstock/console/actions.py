@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast, get_args
 from urllib.parse import quote, urlencode
 
@@ -113,11 +113,6 @@ class Acting:
     pipeline: Pipeline | None
     pool: ConnectionPool | None  # of a login of its own; None if there is none
     redis_url: str = ""
-
-    @property
-    def is_possible(self) -> bool:
-        """Returns whether there is a login for it."""
-        return self.pool is not None
 
     def plan(self, action: Action, form: Form) -> Plan:
         """Returns what an action would do."""
@@ -285,11 +280,9 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
             "would bring back the older state. "
             f"To retry it anyway: {command} --superseded"
         )
+    name = letter.consumer
     changes = [
-        (
-            f"A worker of {letter.consumer} calls its handler with it, within seconds, "
-            "unless it is paused."
-        )
+        f"A worker of {name} calls its handler with it, within seconds, unless it is paused."
     ]
     if letter.parked:
         changes.append("It is parked, and stays until earlier dead letters of its key are gone.")
@@ -307,39 +300,11 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
     )
 
 
-def _plan_retry_all(servers: ActingServers, form: Form) -> Plan:
-    consumer = _field(form, "consumer")
-    return _plan_letters(
-        servers.store,
-        form,
-        "retry",
-        letters.request_all,
-        f"Workers of {consumer} call its handler with them, in their order, unless it is paused.",
-        "Letters stay if a later record of their key was applied.",
-    )
-
-
-def _plan_drop_all(servers: ActingServers, form: Form) -> Plan:
-    consumer = _field(form, "consumer")
-    text = f"Their records will never take effect in {consumer}."
-    return replace(
-        _plan_letters(servers.store, form, "drop", letters.drop_all, text), confirm=consumer
-    )
-
-
-def _plan_letters(
-    store: Store,
-    form: Form,
-    verb: str,
-    act: Callable[[Store, str, letters.LetterFilter], Iterator[int]],
-    *changes: str,
-) -> Plan:
+def _plan_letters(verb: str, servers: ActingServers, form: Form) -> Plan:
     """Returns a plan for all dead letters of a consumer that a filter takes, in batches."""
     fields = {name: form[name] for name in ("consumer", "channel", "error") if form.get(name)}
-    consumer, error = _field(form, "consumer"), fields.get("error")
-    letter_filter = letters.LetterFilter(
-        consumer, fields.get("channel"), error=error, retriable=verb == "retry"
-    )
+    consumer, store, is_drop = _field(form, "consumer"), servers.store, verb == "drop"
+    letter_filter = replace(letters.LetterFilter(retriable=not is_drop), **fields)
     groups = letters.group(store, letter_filter, limit=None)
     if not groups:
         raise Unknown(
@@ -347,9 +312,8 @@ def _plan_letters(
             + (" that could be retried" if letter_filter.retriable else "")
         )
     # Not those that come after the plan: it does not count them.
-    letter_filter = replace(
-        letter_filter, until=max(group.last_at for group in groups) + timedelta(microseconds=1)
-    )
+    until = max(group.last_at for group in groups) + timedelta(microseconds=1)
+    letter_filter = replace(letter_filter, until=until)
     counts = [f"{group.letters:,} of {group.channel}, {group.error}" for group in groups]
     if unlisted := len(counts[MAX_KINDS:]):
         further = format_count(unlisted, "further error")
@@ -357,15 +321,22 @@ def _plan_letters(
     options = "".join(
         f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields
     )
+    changes = [f"Their records will never take effect in {consumer}."]
+    if not is_drop:
+        changes = [
+            f"Workers of {consumer} call its handler with them, in order, unless it is paused.",
+            "Letters stay if a later record of their key was applied.",
+        ]
+    count = format_count(sum(group.letters for group in groups), "dead letter")
+    act = letters.drop_all if is_drop else letters.request_all
     return Plan(
-        f"{verb.capitalize()} "
-        f"{format_count(sum(group.letters for group in groups), 'dead letter')} of {consumer}",
+        f"{verb.capitalize()} {count} of {consumer}",
         (*counts, *changes),
-        f"penstock dead-letters {verb} {consumer} "
-        f"--all{options}{' --apply' if verb == 'drop' else ''}",
+        f"penstock dead-letters {verb} {consumer} --all{options}{' --apply' if is_drop else ''}",
         fields,
         f"/dead-letters?consumer={quote(consumer)}",
         lambda _: act(store, consumer, letter_filter),
+        confirm=consumer if is_drop else "",
     )
 
 
@@ -387,81 +358,54 @@ def _plan_drop(servers: ActingServers, form: Form) -> Plan:
 def _plan_cancel(servers: ActingServers, form: Form) -> Plan:
     queue, job_filter, notes = _choose_jobs(servers, form)
     ids = job_filter.ids or ()
-    title = f"Cancel job {ids[0]} of {queue}" if len(ids) == 1 else f"Cancel jobs of {queue}"
-    if job_filter.tenant and replace(job_filter, tenant=None, up_to=None) == JobFilter():
-        title = f"Cancel the jobs of a tenant in {queue}"
-    return _make_jobs_plan(
-        "cancel",
-        title,
+    changes = (
+        f"{'It' if len(ids) == 1 else 'They'} will never take effect.",
         (
-            f"{'It' if len(ids) == 1 else 'They'} will never take effect.",
-            (
-                "A worker that has begun to write for one is asked to roll back: it does, "
-                "unless it commits at this moment."
-            ),
-        ),
-        _JobChange(queue, job_filter, form, notes, confirm=queue),
-        lambda: cancel_jobs(
-            servers.store, servers.client if job_filter.state else None, queue, job_filter
+            "A worker that has begun to write for one is asked to roll back: it does, unless it "
+            "commits at this moment."
         ),
     )
+    client = servers.client if job_filter.state else None
+    plan = _make_jobs_plan(
+        "cancel", changes, form, job_filter, partial(cancel_jobs, servers.store, client, queue)
+    )
+    title = f"Cancel job {ids[0]} of {queue}" if len(ids) == 1 else plan.title
+    if job_filter.tenant and replace(job_filter, tenant=None, up_to=None) == JobFilter():
+        title = f"Cancel the jobs of a tenant in {queue}"
+    return replace(plan, title=title, notes=notes, confirm=queue)
 
 
 def _plan_retry_jobs(servers: ActingServers, form: Form) -> Plan:
     queue, job_filter = _read_jobs(form)
-    if not (planned := retry_jobs(servers.store, servers.client, queue, job_filter)):
+    retry = partial(retry_jobs, servers.store, servers.client, queue)
+    if not (planned := retry(job_filter)):
         raise Unknown(f"{queue} has no such job, and no dead letter of one")
     counts: Counter[tuple[str, str]] = Counter()
     for group in planned:
         counts[group.state, group.outcome] += group.jobs
     notes = tuple(f"{jobs:,} {state}: {outcome}" for (state, outcome), jobs in counts.most_common())
-    return _make_jobs_plan(
-        "retry",
-        f"Retry jobs of {queue}",
-        (
-            (
-                "Delayed jobs, and jobs that wait after a failure, become due now. Dead letters "
-                "are staged again, as new jobs."
-            ),
-        ),
-        _JobChange(queue, job_filter, form, notes),
-        lambda: retry_jobs(servers.store, servers.client, queue, job_filter, apply=True),
+    change = (
+        "Delayed jobs, and jobs that wait after a failure, become due now. Dead letters are "
+        "staged again, as new jobs."
     )
+    plan = _make_jobs_plan("retry", (change,), form, job_filter, partial(retry, apply=True))
+    return replace(plan, notes=notes)
 
 
 def _plan_move_due(servers: ActingServers, form: Form) -> Plan:
     # While Redis is away, the move would be noted, and not done.
     queue, job_filter, notes = _choose_jobs(servers, form, asks_redis=True)
-    text = _field(form, "due")
-    moment = parse_moment(text)
-    return _make_jobs_plan(
-        "move-due",
-        f"Move jobs of {queue}",
-        (
-            f"They are due {'in' if isinstance(moment, timedelta) else 'at'} {text}.",
-            "Jobs that a worker has, and jobs with a unique name, stay as they are.",
-        ),
-        _JobChange(queue, job_filter, form, notes, due=text),
-        lambda: move_due(
-            servers.store,
-            servers.client,
-            queue,
-            job_filter,
-            datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment,
-        ),
+    moment = parse_moment(text := _field(form, "due"))
+    changes = (
+        f"They are due {'in' if isinstance(moment, timedelta) else 'at'} {text}.",
+        "Jobs that a worker has, and jobs with a unique name, stay as they are.",
     )
 
+    def move(job_filter: JobFilter) -> object:
+        due = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
+        return move_due(servers.store, servers.client, queue, job_filter, due)
 
-@dataclass(frozen=True)
-class _JobChange:
-    """Jobs that an action changes."""
-
-    queue: str
-    job_filter: JobFilter
-    form: Form
-    notes: tuple[str, ...]
-    due: str = ""
-    confirm: str = ""
+    return replace(_make_jobs_plan("move-due", changes, form, job_filter, move), notes=notes)
 
 
 def _run(run: Callable[[], object], *, is_later: bool = False) -> Iterator[object]:
@@ -472,29 +416,31 @@ def _run(run: Callable[[], object], *, is_later: bool = False) -> Iterator[objec
 
 
 def _make_jobs_plan(
-    verb: str, title: str, changes: tuple[str, ...], change: _JobChange, run: Callable[[], object]
+    verb: str,
+    changes: tuple[str, ...],
+    form: Form,
+    job_filter: JobFilter,
+    act: Callable[[JobFilter], object],
 ) -> Plan:
     """Returns a plan that is noted first, and then done in steps.
 
     Thousands of jobs are not locked at once.
     """
+    queue = form["channel"]
     names = ("id", "tenant", "key", "unique", "state", "before", "all", "due")
-    fields = {name: change.form[name] for name in names if change.form.get(name)}
+    fields = {name: form[name] for name in names if form.get(name)}
     filters = {name: text for name, text in fields.items() if name not in {"all", "due"}}
-    if change.job_filter.up_to:
+    if job_filter.up_to:
         changes = (*changes, "Jobs staged after this plan stay as they are.")
-        fields["up_to"] = str(change.job_filter.up_to)
+        fields["up_to"] = str(job_filter.up_to)
+    due = [form["due"]] if verb == "move-due" else []
     return Plan(
-        title,
+        f"{verb.partition('-')[0].capitalize()} jobs of {queue}",
         changes,
-        jobs_command(
-            replace(change.job_filter, up_to=None), verb, change.queue, *filter(None, [change.due])
-        ),
-        {"channel": change.queue, **fields},
-        f"/jobs?{urlencode({'queue': change.queue, **({} if 'id' in filters else filters)})}",
-        lambda _: _run(run, is_later=True),
-        confirm=change.confirm,
-        notes=change.notes,
+        jobs_command(replace(job_filter, up_to=None), verb, queue, *due),
+        {"channel": queue, **fields},
+        f"/jobs?{urlencode({'queue': queue, **({} if 'id' in filters else filters)})}",
+        lambda _: _run(lambda: act(job_filter), is_later=True),
     )
 
 
@@ -582,9 +528,9 @@ ACTIONS: Mapping[str, Action] = {
         Action("run", "retry", _plan_run),
         Action("go-on", "move", _plan_go_on),
         Action("retry", "retry", _plan_retry),
-        Action("retry-all", "retry", _plan_retry_all),
+        Action("retry-all", "retry", partial(_plan_letters, "retry")),
         Action("drop", "drop", _plan_drop),
-        Action("drop-all", "drop", _plan_drop_all),
+        Action("drop-all", "drop", partial(_plan_letters, "drop")),
         Action("cancel", "drop", _plan_cancel),
         Action("retry-jobs", "retry", _plan_retry_jobs),
         Action("move-due", "retry", _plan_move_due),

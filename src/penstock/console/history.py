@@ -1,7 +1,7 @@
-"""Reads the throughput of each step, and the lag, of the last hour or day.
+"""Reads throughput, lag and latency of the last hour or day.
 
 Prometheus has kept them over restarts.  Without it there is the last hour that this process has
-seen.
+seen, without the latency, which only the workers' own metrics have.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from penstock.console.status_sampler import Point, Sample
+from penstock.console.status_sampler import Sample
 from penstock.display import to_json
 from penstock.errors import ServerUnavailable
 
@@ -37,24 +37,59 @@ UNREADABLE = (ValueError, LookupError, TypeError, OverflowError, RecursionError)
 MIN_RATE_S = 300
 """Shortest time over which a rate is taken: several scrapes."""
 
-QUERIES = {
-    "sequenced": "rate(penstock_sequenced_records_total%(labels)s[%(rate_s)ds])",
-    "published": "rate(penstock_published_records_total%(labels)s[%(rate_s)ds])",
-    "applied": "rate(penstock_consumer_applied_records_total%(labels)s[%(rate_s)ds])",
-    "lag": "penstock_consumer_lag_records%(labels)s",
-}
-"""What each chart shows of a consumer or channel, from one of its exporters."""
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Records a second of each step, and the lag, at a time; None where nothing is known."""
+    """Records a second of each step, and what waits, at a time; None where nothing is known."""
 
     at: datetime
     sequenced: float | None
     published: float | None
     applied: float | None
     lag: float | None  # records that consumers have not passed, of all together
+    dwell_p50: float | None  # seconds that a job waited for a worker, in the worst queue
+    dwell_p99: float | None
+    latency_p50: float | None = None  # seconds from staging to the handler
+    latency_p95: float | None = None
+    latency_p99: float | None = None
+
+
+CHARTS = (
+    ("Sequenced", "rate", ("sequenced",)),
+    ("Published", "rate", ("published",)),
+    ("Applied", "rate", ("applied",)),
+    ("Lag", "number", ("lag",)),
+    ("Latency", "duration", ("latency_p50", "latency_p95", "latency_p99")),
+    ("Queue dwell", "duration", ("dwell_p50", "dwell_p99")),
+)
+"""Titles of charts, how their numbers are formatted, and the fields of a moment that they show."""
+
+
+def make_queries(schema: str, rate_s: int) -> dict[str, str]:
+    """Returns a query for each number of a moment.
+
+    The state is that of one of its exporters; latencies are those of all processes together.
+    """
+    labels = f"schema={to_json(schema)}"
+
+    def total(value: str) -> str:
+        return f"sum(max by (consumer, channel) ({value}))"
+
+    def rate(name: str) -> str:
+        return f"rate(penstock_{name}{{{labels}}}[{rate_s}s])"
+
+    latency = f"sum by (le) ({rate('stage_to_handler_seconds_bucket')})"
+    return {
+        "sequenced": total(rate("sequenced_records_total")),
+        "published": total(rate("published_records_total")),
+        "applied": total(rate("consumer_applied_records_total")),
+        "lag": total(f"penstock_consumer_lag_records{{{labels}}}"),
+        **{f"latency_p{n}": f"histogram_quantile(0.{n}, {latency})" for n in (50, 95, 99)},
+        **{
+            f"dwell_p{n}": f'max(penstock_queue_dwell_seconds{{{labels},percentile="{n}"}})'
+            for n in (50, 99)
+        },
+    }
 
 
 def ask_prometheus(url: str, schema: str, period: str) -> list[Moment]:
@@ -63,11 +98,9 @@ def ask_prometheus(url: str, schema: str, period: str) -> list[Moment]:
     step = seconds // POINTS
     end = int(datetime.now(UTC).timestamp()) // step * step
     times = range(end - seconds + step, end + 1, step)
-    values = {"labels": f"{{schema={to_json(schema)}}}", "rate_s": max(step, MIN_RATE_S)}
+    queries = make_queries(schema, max(step, MIN_RATE_S))
     query = " or ".join(
-        f"label_replace(sum(max by (consumer, channel) ({text % values})), "
-        f'"chart", "{name}", "", "")'
-        for name, text in QUERIES.items()
+        f'label_replace({text}, "chart", "{name}", "", "")' for name, text in queries.items()
     )
     fields = {"query": query, "start": times[0], "end": end, "step": step}
     address = f"{url.rstrip('/')}/api/v1/query_range?{urlencode(fields)}"
@@ -80,7 +113,7 @@ def ask_prometheus(url: str, schema: str, period: str) -> list[Moment]:
     return [
         Moment(
             datetime.fromtimestamp(second, UTC),
-            *(series.get(name, {}).get(second) for name in QUERIES),
+            **{name: series.get(name, {}).get(second) for name in queries},
         )
         for second in times
     ]
@@ -101,17 +134,12 @@ def recall(sample: Sample) -> list[Moment]:
     return [
         Moment(
             sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s),
-            _rate(previous, point, "sequenced"),
-            _rate(previous, point, "published"),
-            _rate(previous, point, "passed"),
+            *(
+                Sample(None, None, (previous, point)).rate(kind, *getattr(point, kind))
+                for kind in ("sequenced", "published", "passed")
+            ),
             sum(point.lag.values()),
+            *point.dwell_s,
         )
         for previous, point in pairwise(points)
     ]
-
-
-def _rate(previous: Point, point: Point, name: str) -> float | None:
-    first, last = ([*getattr(end, name).values()] for end in (previous, point))
-    if None in first or None in last:
-        return None
-    return float(max(0, sum(last) - sum(first)) / (point.time_s - previous.time_s))

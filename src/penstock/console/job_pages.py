@@ -6,6 +6,7 @@ sample that all pages share has their numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar, get_args
@@ -185,7 +186,9 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
         jobs, values["redis"] = _read_without_redis(
             client, lambda redis: list_jobs(store, redis, queue, JobFilter((id_,)))
         )
-        stories = [story for story in _trace(store, client, id_) if story.channel == queue]
+        stories: list[Any] = []
+        with suppress(Unknown):
+            stories += [s for s in trace(store, client, RecordId(id_)) if s.channel == queue]
         if visitor.may("payloads") and "payload" in request.query_params:
             values |= _read_payload(store, queue, id_)
     if not jobs and not stories:
@@ -197,13 +200,6 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
         "story": conceal_story(stories[0] if stories else None, visitor),
     }
     return PageContent(values | twin, twin)
-
-
-def _trace(store: Store, client: RedisClient, id_: int) -> Sequence[Any]:
-    try:
-        return trace(store, client, RecordId(id_))
-    except Unknown:
-        return ()
 
 
 def _read_payload(store: Store, queue: str, id_: int) -> Mapping[str, Any]:

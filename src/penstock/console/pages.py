@@ -5,7 +5,7 @@ and reasons, which may quote what a handler has said of a record.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -19,25 +19,25 @@ from penstock.channels.log.streams import MAX_READ
 from penstock.channels.queue.inspection import MAX_TENANTS, busiest_tenants
 from penstock.console import job_pages, record_pages
 from penstock.console.access import Visitor
-from penstock.console.history import PERIODS, recall
-from penstock.console.reading import HIDDEN, Page, PageContent, Reading, find_named
+from penstock.console.history import CHARTS, PERIODS, recall
+from penstock.console.reading import HIDDEN, Page, PageContent, Reading
 from penstock.console.status_sampler import Sample
 from penstock.consuming.letter_retry import DeadLetterRow
 from penstock.declaring.kinds import get_traits
 from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating import letters
-from penstock.operating.channels import find_channel, unknown_channel
+from penstock.operating.channels import unknown_channel
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.pipeline_checks import judge_status
 from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, ShardStatus, Status
 from penstock.operating.tracing.causes import trace
-from penstock.operating.worker_sessions import list_sessions
+from penstock.operating.worker_sessions import ProcessSession, list_sessions
 from penstock.records import Offset, Place, RecordId, Shard, ShardName, parse_place
 
 LETTERS = 100
-"""Dead letters, or results of the doctor, on a page."""
+"""Dead letters, results of the doctor, or connections on a page."""
 
 MAX_GROUPS = 20
 """Groups of dead letters above them."""
@@ -129,18 +129,28 @@ def find_state(status: Status, consumer: ConsumerStatus) -> str:
 
 
 def _read_charts(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
-    sample, _ = reading.status(visitor)
     period = request.query_params.get("period") or "hour"
     if period not in PERIODS:
         raise InvalidName(f"period={period!r}: give {' or '.join(PERIODS)}")
+    sample, note = None, ""
     try:
-        if reading.charts:
-            moments, note = reading.charts[period].get(), ""
-        else:
-            moments, note = recall(sample), "For a day, and over restarts: --prometheus-url"
-    except ServerUnavailable as error:
-        moments, note = recall(sample), str(error)
-    values = {"moments": moments, "period": "hour" if note else period, "note": note}
+        moments = reading.charts[period].get()
+    except (KeyError, ServerUnavailable) as error:
+        sample, _ = reading.status(visitor)
+        moments, period = recall(sample), "hour"
+        note = "For latency, a day, and history over restarts: --prometheus-url"
+        if isinstance(error, ServerUnavailable):
+            note = str(error)
+    columns = [(unit, name) for _, unit, names in CHARTS for name in names]
+    values = {
+        "period": period,
+        "note": note,
+        "charts": CHARTS,
+        "lines": {name: [getattr(moment, name) for moment in moments] for _, name in columns},
+        "columns": columns,
+        "heads": [f">{name.replace('_', ' ').capitalize()}" for _, name in columns],
+        "moments": moments,
+    }
     return PageContent(values, moments, sample)
 
 
@@ -158,7 +168,9 @@ def _cut(name: str, rows: Sequence[Any], limit: int | None = None) -> dict[str, 
 def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     sample, status = reading.status(visitor)
     name = request.path_params["name"]
-    channel = find_named(status.channels, "channel", name)
+    channel = next((channel for channel in status.channels if channel.channel == name), None)
+    if channel is None:
+        raise Unknown(f"no channel {name!r} is registered")
     readers = [
         make_lane(sample, status, consumer)
         for consumer in status.consumers
@@ -178,16 +190,14 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> PageC
         for shard in shards
     }
     schedules = [schedule for schedule in status.schedules if schedule.channel == name]
+    pauses = {(pause.kind, pause.name): pause for pause in status.pauses}
     values = {
         "channel": channel,
         "shards": sorted(shards, key=lambda shard: shard.shard),
         "readers": readers[:MAX_ROWS],
         "more_readers": len(readers[MAX_ROWS:]),
         "checkpoints": checkpoints,
-        "pause": next(
-            (pause for pause in status.pauses if (pause.kind, pause.name) == ("channel", name)),
-            None,
-        ),
+        "pause": pauses.get(("channel", name)),
         "schedules": schedules[:CONTENTS],
         "more_schedules": len(schedules[CONTENTS:]),
     }
@@ -200,23 +210,38 @@ def _is_at_rest(shard: ShardStatus) -> bool:
     )
 
 
+def _find_shards(reading: Reading, visitor: Visitor, name: str) -> tuple[str, list[ShardName]]:
+    """Returns the kind and the shards of a channel, by the last status, or by its declaration.
+
+    Redis alone is asked then: viewers may follow it, and Postgres may be away.
+    """
+    try:
+        _, status = reading.status(visitor)
+    except ServerUnavailable:
+        if reading.pipeline is None or name not in reading.pipeline.channels:
+            raise
+        declared = reading.pipeline.channels[name]
+        return declared.kind, list(declared.shard_names)
+    for channel in status.channels:
+        if channel.channel == name and channel.keep_s is not None:
+            shards = [Shard(shard.shard) for shard in channel.shards if not shard.unknown]
+            return channel.kind, [ShardName(name, shard) for shard in shards]
+    with reading.postgres() as store:
+        raise unknown_channel(store, name)
+
+
 def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     """Returns the newest records of a log, or what has waited longest.
 
-    Messages of a queue and members of an Ick wait.  Redis alone is asked: viewers may follow it.
+    Messages of a queue and members of an Ick wait.
     """
     name = request.path_params["name"]
-    sample, status = reading.status(visitor)
-    channel = next((channel for channel in status.channels if channel.channel == name), None)
-    if channel is None or channel.keep_s is None:
-        with reading.postgres() as store:
-            raise unknown_channel(store, name)
-    names = [ShardName(name, Shard(shard.shard)) for shard in channel.shards if not shard.unknown]
+    kind, names = _find_shards(reading, visitor, name)
     # Those of the newest generation first: new records are there.
     shards = _choose_shards(names[::-1], request.query_params.get("shard"))
     namespace = reading.scope.namespace
     with reading.redis() as client:
-        items = get_kind(channel.kind).items(client, namespace, shards, CONTENTS)
+        items = get_kind(kind).items(client, namespace, shards, CONTENTS)
     contents = [
         {
             "place": item.place,
@@ -233,14 +258,14 @@ def _read_contents(reading: Reading, visitor: Visitor, request: Request) -> Page
             content | {"key": HIDDEN, "tenant": content["tenant"] and HIDDEN}
             for content in contents
         ]
-    keeps_records = get_traits(channel.kind).keeps_records
+    keeps_records = get_traits(kind).keeps_records
     cut = {
         "read": min(len(shards), MAX_READ) if keeps_records else len(shards),
         "total": len(names),
         "shard": request.query_params.get("shard") or "",
         "is_full": len(contents) == CONTENTS,
     }
-    return PageContent({"channel": channel, "contents": contents, **cut}, contents, sample)
+    return PageContent({"name": name, "kind": kind, "contents": contents, **cut}, contents)
 
 
 def _choose_shards(names: Sequence[ShardName], text: str | None) -> Sequence[ShardName]:
@@ -252,18 +277,16 @@ def _choose_shards(names: Sequence[ShardName], text: str | None) -> Sequence[Sha
 
 
 def _read_tenants(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
-    with reading.postgres() as store:
-        channel = find_channel(store, request.path_params["name"])
-    if not channel.traits.has_jobs:
-        raise Unknown(f"{channel.name} is not a queue, and only queues have tenants")
+    name = request.path_params["name"]
+    kind, shards = _find_shards(reading, visitor, name)
+    if not get_traits(kind).has_jobs:
+        raise Unknown(f"{name} is not a queue, and only queues have tenants")
     with reading.redis() as client:
-        tenants, are_all = busiest_tenants(
-            client, reading.scope.namespace, channel.shard_names, MAX_TENANTS
-        )
+        tenants, are_all = busiest_tenants(client, reading.scope.namespace, shards, MAX_TENANTS)
     if not visitor.may("keys"):
         tenants = [replace(tenant, tenant=HIDDEN) for tenant in tenants]
     values = _cut("tenants", tenants, CONTENTS)
-    return PageContent({"channel": channel, "are_all": are_all, **values}, values["tenants"])
+    return PageContent({"name": name, "are_all": are_all, **values}, values["tenants"])
 
 
 def _read_limits(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
@@ -291,7 +314,7 @@ def _read_consumer(reading: Reading, visitor: Visitor, request: Request) -> Page
     name = request.path_params["name"]
     consumers = [consumer for consumer in status.consumers if consumer.consumer == name]
     if not consumers:
-        find_named(status.consumers, "consumer", name)
+        raise Unknown(f"no consumer {name!r} is registered")
 
     def is_at_rest(shard: ConsumerShard) -> bool:
         return not (shard.halted or shard.waiting or shard.lag or shard.dead_letters)
@@ -410,8 +433,14 @@ def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
 def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> PageContent:
     with reading.postgres() as store:
         sessions = list_sessions(store)
-    releases = Counter(sorted(session.release or "unknown" for session in sessions))
-    return PageContent({"releases": releases, **_cut("sessions", sessions)}, sessions)
+    workers: dict[tuple[str | None, ...], list[ProcessSession]] = defaultdict(list)
+    for session in sessions:
+        workers[session.application, session.release, session.host].append(session)
+    values = {
+        "releases": Counter(sorted(session.release or "unknown" for session in sessions)),
+        "workers": list(workers.values())[:LETTERS],
+    }
+    return PageContent({**values, **_cut("sessions", sessions, LETTERS)}, sessions)
 
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -420,13 +449,14 @@ def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> Pag
 
 
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
-    results = reading.diagnose()
+    results = list(reading.doctor.get())
     # What a check has found may quote a record; which check it was does not.
     if not visitor.may("keys"):
-        hidden = [replace(result, message=HIDDEN, fix="penstock doctor") for result in results]
         results = [
-            result if result.grade == "ok" else bare
-            for result, bare in zip(results, hidden, strict=True)
+            result
+            if result.grade == "ok"
+            else replace(result, message=HIDDEN, fix="penstock doctor")
+            for result in results
         ]
     results.sort(key=lambda result: ("error", "warning", "ok").index(result.grade))
     return PageContent(_cut("results", results, LETTERS), results)

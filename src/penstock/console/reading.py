@@ -23,7 +23,7 @@ from penstock.console.history import PERIODS, Moment, ask_prometheus
 from penstock.console.status_sampler import TIMEOUTS, WAIT_S, Sample, StatusSampler
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
-from penstock.errors import ServerUnavailable, Unknown
+from penstock.errors import ServerUnavailable
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
@@ -156,7 +156,7 @@ class Reading:
         """Sets up; the first page connects."""
         self.pipeline, self.sampler = pipeline, sampler
         self._pool, self._redis_url = ConnectionPool(database_url), redis_url
-        self._doctor = Shared(
+        self.doctor = Shared(
             self._diagnose, "the doctor is still examining the servers: one of them does not answer"
         )
         self.charts: Mapping[str, Shared[list[Moment]]] = {}
@@ -182,10 +182,6 @@ class Reading:
         """Yields a client for one page."""
         with connect_redis(self._redis_url, timeouts=TIMEOUTS) as client:
             yield client
-
-    def diagnose(self) -> list[CheckResult]:
-        """Returns the doctor's results, or raises its error."""
-        return list(self._doctor.get())
 
     def _diagnose(self) -> list[CheckResult]:
         with self.postgres() as store, self.redis() as client:
@@ -237,17 +233,6 @@ def _conceal_halt(consumer: ConsumerStatus, shard: int, reason: str) -> str:
         reason,
     )
     return HIDDEN if command is None else f"{HIDDEN}: {command[0]}"
-
-
-def find_named(rows: tuple[Any, ...], kind: str, name: str) -> Any:
-    """Returns the row with that name; ``kind`` is the attribute that has it.
-
-    Raises ``Unknown``.
-    """
-    for row in rows:
-        if getattr(row, kind) == name:
-            return row
-    raise Unknown(f"no {kind} {name!r} is registered")
 
 
 @dataclass(frozen=True, slots=True)

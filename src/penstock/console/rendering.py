@@ -50,7 +50,7 @@ def _templates() -> Environment:
         duration=lambda value: NOTHING if value is None else format_seconds(value),
         memory=lambda value: NOTHING if value is None else format_memory(value),
         time=format_time,
-        spark=draw_line,
+        spark=draw_lines,
         path=lambda text: quote(str(text), safe=""),
     )
     return environment
@@ -85,19 +85,23 @@ def format_time(value: datetime | None) -> Markup | str:
     )
 
 
-def draw_line(values: Sequence[float | None], label: str) -> Markup:
-    """Returns a line as SVG, with gaps where nothing is known; its scale begins at 0."""
-    top = max((value for value in values if value is not None), default=0) or 1
-    if len(values) < 2 or not (any(values) or None in values):  # noqa: PLR2004  a line needs two
-        values = [0, 0]
-    step, height = SPARK_WIDTH / (len(values) - 1), SPARK_HEIGHT - 3
+def draw_lines(lines: Sequence[Sequence[float | None]], label: str) -> Markup:
+    """Returns lines as SVG, with gaps where nothing is known; their common scale begins at 0."""
     shapes = Markup()
-    for is_gap, run in groupby(enumerate(values), lambda point: point[1] is None):
-        points = [(i * step, SPARK_HEIGHT - 1 - (y or 0) / top * height) for i, y in run]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        area = f"{points[0][0]:g},{SPARK_HEIGHT} {line} {points[-1][0]:g},{SPARK_HEIGHT}"
-        if not is_gap:
-            shapes += Markup('<polygon points="{}"/><polyline points="{}"/>').format(area, line)
+    top = max((y for line in lines for y in line if y is not None), default=0) or 1
+    for number, line in enumerate(lines, 1):
+        if len(line) < 2 or not (any(line) or None in line):  # noqa: PLR2004  a line needs two
+            line = [0, 0]  # noqa: PLW2901  nothing has happened
+        mark = Markup(' class="line-{}"').format(number) if number > 1 else ""
+        step, height = SPARK_WIDTH / (len(line) - 1), SPARK_HEIGHT - 3
+        for is_gap, run in groupby(enumerate(line), lambda point: point[1] is None):
+            points = [(i * step, SPARK_HEIGHT - 1 - (y or 0) / top * height) for i, y in run]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            area = f"{points[0][0]:g},{SPARK_HEIGHT} {path} {points[-1][0]:g},{SPARK_HEIGHT}"
+            if number == 1 and not is_gap:
+                shapes += Markup('<polygon points="{}"/>').format(area)
+            if not is_gap:
+                shapes += Markup('<polyline{} points="{}"/>').format(mark, path)
     return Markup(
         '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
         'aria-label="{}">{}</svg>'

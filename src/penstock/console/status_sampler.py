@@ -64,6 +64,9 @@ class Point:
     # records that a consumer has passed, by consumer and channel
     passed: Mapping[tuple[str, str], int]
     lag: Mapping[tuple[str, str], int]  # records that it has not passed
+    # median and 99th percentile of the seconds that jobs waited for a worker, in the worst shard of
+    # a queue; None if Redis did not say, or none was handed over
+    dwell_s: tuple[float | None, float | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,12 @@ def make_point(status: Status, time_s: float) -> Point:
     if all(shard.published is None for channel in status.channels for shard in channel.shards):
         # Redis did not answer: nothing is known, rather than nothing published.
         published = dict.fromkeys(published)
+    stats = [s.queue.stats for c in status.channels for s in c.shards if s.queue and s.queue.stats]
+    dwells = [dwell for s in stats for dwell in (s.quiet, s.noisy) if dwell.count]
+    dwell_s = (
+        max((dwell.median_s for dwell in dwells), default=None),
+        max((dwell.p99_s for dwell in dwells), default=None),
+    )
     return Point(
-        time_s, channels("sequenced"), published, consumers("checkpoint"), consumers("lag")
+        time_s, channels("sequenced"), published, consumers("checkpoint"), consumers("lag"), dwell_s
     )

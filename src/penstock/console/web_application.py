@@ -318,7 +318,7 @@ class _Desk:
             "query": request.url.query,
             "visitor": visitor,
             "menu": [page for page in PAGES.values() if page.menu and visitor.may(page.right)],
-            "can_act": self.acting.is_possible,
+            "can_act": self.acting.pool is not None,
             "can_leave": self.entrance is not None,
             "schema": self.reading.scope.schema,
             "trace_url": self.trace_url,
@@ -346,7 +346,7 @@ class _Desk:
         visitor = None
         with suppress(Exception):  # it may be the error
             visitor = self.access(request)
-        values: dict[str, Any] = {"root": _root(request), "visitor": None, "live": False}
+        values = {"root": _root(request), "visitor": None, "live": False, "stale": None}
         if visitor is not None and visitor.may("see"):
             values = self._around(request, visitor) | {"live": status == 503}  # noqa: PLR2004
         body = render("error.html", {**values, "status": status, "text": text})
@@ -416,9 +416,9 @@ async def _enter(entrance: Entrance, limiter: CapacityLimiter, request: Request)
             "one when it starts."
         )
     if cookie is None:
-        body = render(
-            "enter.html", {"root": root, "refused": refused, "has_users": bool(entrance.users)}
-        )
+        values = {"root": root, "visitor": None, "live": False, "stale": None}
+        values |= {"refused": refused, "has_users": bool(entrance.users)}
+        body = render("enter.html", values)
         return respond(request, body, "text/html", 403 if refused else 200)
     response = RedirectResponse(f"{root}/", 303)
     response.set_cookie(

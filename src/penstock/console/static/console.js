@@ -56,6 +56,7 @@ function nameCells() {
 function prepare() {
   showAges();
   nameCells();
+  for (const command of document.querySelectorAll("code.command")) Object.assign(command, {tabIndex: 0, role: "button", title: "Copy"});
 }
 
 let shown = "";  // the tag of what is shown
@@ -103,6 +104,7 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "?") document.getElementById("keys")?.showModal();
   else if (event.key === "p" && document.querySelector("main[data-live]")) show((isPaused = !isPaused) ? "paused by p" : "live");
   else if (step && row >= 0) rows[row + step]?.focus();
+  else if (event.key === "Enter" && event.target.matches("code.command")) event.target.click();
   else return;
   event.preventDefault();
 });
