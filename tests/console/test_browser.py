@@ -114,9 +114,12 @@ const outside = [...document.querySelectorAll("main td, main tbody th")].filter(
 const unnamed = [...document.querySelectorAll("main td")].filter((cell) => {
   return getComputedStyle(cell, "::before").content.length < 4 && cell.textContent.trim();
 });
-return [...outside, ...unnamed].map((cell) => cell.outerHTML.slice(0, 200));
+const covered = [...document.querySelectorAll("main td, main tbody th")].filter((cell) => {
+  return parseFloat(getComputedStyle(cell, "::before").height) > cell.clientHeight;  // that of the next cell
+});
+return [...outside, ...unnamed, ...covered].map((cell) => cell.outerHTML.slice(0, 200));
 """
-"""Cells that are cut off, or do not say of which column they are."""
+"""Cells that are cut off, do not say of which column they are, or say it over the next one."""
 
 
 SEEN = """

@@ -228,7 +228,7 @@ def test_a_prometheus_that_is_away_or_knows_nothing_leaves_a_page(
     assert "Prometheus does not answer: URLError" in away
     rows = empty.get("/charts.json").json()
     assert {(row["sequenced"], row["lag"]) for row in rows} == {(None, None)}
-    assert empty.get("/charts").text.count("Not known") == 6
+    assert empty.get("/charts").text.count("Not known yet") == 6
     assert empty.get("/charts?period=week").status_code == 400
 
 
@@ -255,7 +255,7 @@ def test_without_prometheus_a_page_says_how_a_day_is_had(see_as: As) -> None:
 
     assert "over restarts: --prometheus-url" in page
     assert "of the last hour" in page
-    assert "Not known: it needs --prometheus-url" in page
+    assert "Not known yet: it needs --prometheus-url" in page
 
 
 def make_sample_point(time_s: float, count: int, published: int | None, lag: int) -> Point:

@@ -24,9 +24,11 @@ pytestmark = pytest.mark.usefixtures("scene")
 STAGE_JOBS = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers, created_at)
 SELECT 'jobs', 0, CASE WHEN n % 10 = 0 THEN 'few' ELSE 'many' END, 'message', 'thing', '{"secret": "payload"}',
-       CASE WHEN n % 1000 = 0 THEN '{"penstock": {"delay_ms": 7200000}}'::jsonb END, clock_timestamp() - n * interval '1 s'
+       CASE WHEN n % 1000 = 0 THEN '{"penstock": {"delay_ms": 7200000}}'::jsonb END,
+       clock_timestamp() - (n + CASE WHEN n > 2600 THEN 1100 ELSE 0 END) * interval '1 s'
 FROM generate_series(1, 10000) AS n
 """
+"""None becomes an hour old while a test runs."""
 
 STAGE_ONE = """
 INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at)

@@ -138,6 +138,7 @@ def test_the_payload_of_a_record_is_compared_with_the_one_before_it_of_its_key(
     assert second["previous"] == records[0]
     assert second["changes"][1:] == [" {", '   "city": "Rome",', '-  "fare": 1.10', '+  "fare": 2.20', " }"]
     assert [line for line in fourth["changes"] if line[0] in "+-"] == ['-  "city": "Rome",', '+  "city": "Oslo",']
+    assert "<pre>{\n  &#34;city&#34;: &#34;Oslo&#34;,\n" in page
     assert "<del>-  &#34;city&#34;: &#34;Rome&#34;,</del>\n<ins>+  &#34;city&#34;: &#34;Oslo&#34;,</ins>\n" in page
     assert (fifth["previous"], fifth["changes"]) == (records[3], [])
     assert (late["previous"], "time was up" in late["note"]) == (None, True)

@@ -52,6 +52,7 @@ def _templates() -> Environment:
         time=format_time,
         spark=draw_lines,
         path=lambda text: quote(str(text), safe=""),
+        lines=lambda text: Markup("\n").join(map(escape, str(text).split("\n"))),
     )
     return environment
 
