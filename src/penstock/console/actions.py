@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from typing import cast, get_args
+from typing import Any, cast, get_args
 from urllib.parse import quote, urlencode
 
 import structlog
@@ -302,9 +302,10 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
 
 def _plan_letters(verb: str, servers: ActingServers, form: Form) -> Plan:
     """Returns a plan for all dead letters of a consumer that a filter takes, in batches."""
-    fields = {name: form[name] for name in ("consumer", "channel", "error") if form.get(name)}
+    names = ("consumer", "channel", "error")
+    fields: dict[str, Any] = {name: form[name] for name in names if form.get(name)}
     consumer, store, is_drop = _field(form, "consumer"), servers.store, verb == "drop"
-    letter_filter = replace(letters.LetterFilter(retriable=not is_drop), **fields)
+    letter_filter = letters.LetterFilter(**fields, retriable=not is_drop)
     groups = letters.group(store, letter_filter, limit=None)
     if not groups:
         raise Unknown(
@@ -319,7 +320,7 @@ def _plan_letters(verb: str, servers: ActingServers, form: Form) -> Plan:
         further = format_count(unlisted, "further error")
         counts = [*counts[:MAX_KINDS], f"and others, of {further}"]
     options = "".join(
-        f" --{name} {shlex.quote(fields[name])}" for name in ("channel", "error") if name in fields
+        f" --{name} {shlex.quote(fields[name])}" for name in names[1:] if name in fields
     )
     changes = [f"Their records will never take effect in {consumer}."]
     if not is_drop:

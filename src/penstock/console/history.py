@@ -131,15 +131,13 @@ def recall(sample: Sample) -> list[Moment]:
         return []
     # The last point of each minute.
     points = {point.time_s // 60: point for point in (*sample.hour, *sample.recent)}.values()
-    return [
-        Moment(
-            sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s),
-            *(
-                Sample(None, None, (previous, point)).rate(kind, *getattr(point, kind))
-                for kind in ("sequenced", "published", "passed")
-            ),
-            sum(point.lag.values()),
-            *point.dwell_s,
+    moments = []
+    for previous, point in pairwise(points):
+        pair = Sample(None, None, (previous, point))
+        sequenced, published, applied = (
+            pair.rate(kind, *getattr(point, kind)) for kind in ("sequenced", "published", "passed")
         )
-        for previous, point in pairwise(points)
-    ]
+        at = sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s)
+        lag = sum(point.lag.values())
+        moments.append(Moment(at, sequenced, published, applied, lag, *point.dwell_s))
+    return moments
