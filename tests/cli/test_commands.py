@@ -176,7 +176,8 @@ def is_registered(connection: Connection) -> bool:
 def states(connection: Connection) -> list[str]:
     rows = connection.execute(
         "SELECT state FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
+        "AND application_name <> 'idle'"  # those that no connection has: fixtures.shared_database
     ).fetchall()
     return [state for (state,) in rows]
 

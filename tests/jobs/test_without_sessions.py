@@ -98,7 +98,6 @@ def test_hundreds_of_calls_that_wait_in_one_loop_have_few_ends(
     assert len(ends) < 30
 
 
-@pytest.mark.own_database
 def test_a_handler_without_a_session_holds_no_transaction_and_no_connection_open(
     start_worker: Any, bench: Bench
 ) -> None:

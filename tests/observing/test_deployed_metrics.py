@@ -15,7 +15,8 @@ from penstock.observing import process_metrics, state_metrics
 
 DEPLOY = ROOT / "deploy"
 ALERTS = (DEPLOY / "prometheus" / "alerts.yml").read_text()
-ALERTS_TEST = (DEPLOY / "prometheus" / "alerts_test.yml").read_text()
+TESTS = sorted((DEPLOY / "prometheus").glob("*_test.yml"))
+ALERTS_TEST = "".join(path.read_text() for path in TESTS)
 PROMTOOL = shutil.which("promtool")
 
 METRICS = {name: metric.labels for name, metric in state_metrics.METRICS.items()} | {
@@ -96,7 +97,10 @@ def test_every_alert_is_seen_to_fire_and_to_end() -> None:
 @pytest.mark.slow
 @needs_promtool
 def test_the_alerts_are_rules_that_fire_and_stay_silent_as_they_should() -> None:
-    checked, tested = promtool("check", "rules", "alerts.yml"), promtool("test", "rules", "alerts_test.yml")
+    checked, tested = (
+        promtool("check", "rules", "alerts.yml"),
+        promtool("test", "rules", *(path.name for path in TESTS)),
+    )
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert tested.returncode == 0, tested.stdout + tested.stderr

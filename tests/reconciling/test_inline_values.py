@@ -45,7 +45,6 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.own_database
 @pytest.mark.parametrize("unusual", [False, True], ids=["default", "unusual"])
 @pytest.mark.parametrize("intent", ["repair", "replace"])
 def test_every_type_is_compared_and_repaired_exactly(
@@ -87,7 +86,6 @@ def test_values_that_differ_in_the_last_digit_differ(run: Run, connection: Conne
         assert not run(f"SELECT 1 AS id, {ours} AS v", state=table).clean, ours
 
 
-@pytest.mark.own_database
 def test_comparing_and_repair_read_text_under_the_same_settings(run: Run, connection: Connection) -> None:
     """Guarantee 28: with array_nulls off, the NULL of a key would be sought as a word, and its row would stay wrong."""
     connection.execute(f"ALTER DATABASE {connection.info.dbname} SET array_nulls = off".encode())
@@ -100,7 +98,6 @@ def test_comparing_and_repair_read_text_under_the_same_settings(run: Run, connec
     assert run(query).clean
 
 
-@pytest.mark.own_database
 def test_a_canonical_query_computes_in_utc(run: Run, connection: Connection) -> None:
     connection.execute(f"ALTER DATABASE {connection.info.dbname} SET TimeZone = 'Asia/Tokyo'".encode())
     connection.execute("CREATE TABLE public.state AS SELECT 1 AS id, date '2026-01-01' AS day")

@@ -16,8 +16,6 @@ from penstock.streaming import Streamer
 from penstock.streaming.nudges import MAX_NUDGES, MAX_PAYLOAD_BYTES, Nudges
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.own_database
-
 
 @pytest.fixture
 def nudges(database_url: str) -> Iterator[Nudges]:

@@ -106,7 +106,6 @@ def test_inline_records_wait_for_those_of_an_earlier_tick(
     assert [each for each in logs if each["event"] == "log was behind"] == []
 
 
-@pytest.mark.own_database
 def test_of_few_heavy_records_those_that_are_not_inline_are_read(
     streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:

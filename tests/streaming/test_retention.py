@@ -106,7 +106,6 @@ def test_a_large_backlog_is_removed_in_short_transactions_alternating_between_sh
 
 
 @pytest.mark.slow
-@pytest.mark.own_database
 def test_rows_are_removed_by_index_even_when_the_statistics_are_old(
     streamer: Streamer, connection: Connection, things: Log
 ) -> None:

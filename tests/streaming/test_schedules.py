@@ -323,7 +323,6 @@ def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(
     assert [each["event"] for each in logged] == ["schedule failed"]
 
 
-@pytest.mark.own_database
 def test_a_job_that_the_commit_refuses_stops_no_record(
     connection: Connection, database_url: str, redis_url: str
 ) -> None:

@@ -238,7 +238,6 @@ def test_a_small_tick_returns_its_records_inline(connection: Connection, things:
     assert (many.sequenced, many.inline_records) == (MAX_INLINE_RECORDS + 1, [])
 
 
-@pytest.mark.own_database
 def test_of_few_heavy_records_the_first_are_inline(connection: Connection, things: Log) -> None:
     connection.execute("ALTER TABLE penstock.staged_records ALTER COLUMN data SET STORAGE EXTERNAL")
     connection.execute(
@@ -276,7 +275,6 @@ def test_a_backlog_is_split_into_journal_rows_of_bounded_size(connection: Connec
     ).fetchone() == (True,)  # stored uncompressed
 
 
-@pytest.mark.own_database
 def test_an_identity_cache_is_refused(connection: Connection) -> None:
     """Guarantee 2: CACHE 50 puts the changes of one key out of order within a connection pool."""
     check_identity_cache(Store(connection))

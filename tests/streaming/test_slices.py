@@ -278,7 +278,6 @@ REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION limit_ticks
 
 
 @pytest.mark.slow
-@pytest.mark.own_database
 @pytest.mark.parametrize("act", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_tick_that_an_administrator_ends_is_delayed_and_not_stuck(
     flow: Pipeline, connection: Connection, database_url: str, redis_url: str, set_constants: SetConstants, act: str

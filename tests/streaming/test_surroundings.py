@@ -52,7 +52,6 @@ def test_a_standby_is_refused(standby: EmbeddedPostgres, flow: Pipeline, redis_u
     streamer.close()
 
 
-@pytest.mark.own_database
 def test_a_read_only_server_is_refused(streamer: Streamer, connection: Connection) -> None:
     """Guarantee 11."""
     connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode())

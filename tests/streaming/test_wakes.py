@@ -24,8 +24,6 @@ from penstock.errors import ServerUnavailable
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.own_database
-
 HOURS_S = 7200.0
 SOON_S = 50.0
 """Long enough for any machine, and much shorter than any pause."""
