@@ -7,7 +7,16 @@ import pytest
 
 from penstock.errors import InvalidSetting
 from penstock.spark.session import _choose_python
-from penstock.spark.submission import URLS, find_cluster, find_url, name_source, set_urls, share, start_java
+from penstock.spark.submission import (
+    URLS,
+    find_cluster,
+    find_url,
+    name_source,
+    refuse_connect,
+    set_urls,
+    share,
+    start_java,
+)
 
 SECRET_URL = "postgresql://shop:canary@db/shop"
 
@@ -85,3 +94,25 @@ def test_a_python_that_is_only_in_the_archive_is_refused(monkeypatch: pytest.Mon
 )
 def test_the_cluster_is_that_of_spark_submit(submitted: dict[str, str], master: str | None) -> None:
     assert find_cluster(submitted) == master
+
+
+CONNECT: list[tuple[str | None, dict[str, str], str]] = [
+    ("sc://head:15002/;token=canary", {}, ""),
+    (None, {"spark.remote": "sc://head:15002/;token=canary"}, ""),
+    (None, {"spark.remote": "local"}, ""),
+    ("local[2]", {"spark.api.mode": "Connect"}, ""),
+    ("local[2]", {}, "sc://head:15002/;token=canary"),
+]
+
+
+@pytest.mark.parametrize(("master", "settings", "remote"), CONNECT)
+def test_spark_connect_is_refused_without_its_address(
+    master: str | None, settings: dict[str, str], remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_connect("local[2]", {"spark.api.mode": "classic"})
+    monkeypatch.setenv("SPARK_REMOTE", remote)
+
+    with pytest.raises(InvalidSetting, match="needs a driver of its own") as refused:
+        refuse_connect(master, settings)
+
+    assert "canary" not in str(refused.value)

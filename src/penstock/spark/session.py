@@ -36,6 +36,7 @@ from penstock.spark.submission import (
     find_cluster,
     find_java,
     read_submitted,
+    refuse_connect,
     share,
     start_java,
 )
@@ -59,6 +60,8 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     # Otherwise the number of tasks that have a slot is up to ten seconds old: see Slots.running.
     "spark.ui.liveUpdate.period": "0",
+    # The package pyspark-connect would make it a client of Spark Connect.
+    "spark.api.mode": "classic",
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
@@ -124,6 +127,7 @@ def spark_session(
         directory: For Spark's temporary files and sockets, some of which it leaves behind; used
             only without a cluster.
     """
+    refuse_connect(master, conf or {})
     os.environ["JAVA_HOME"] = str(find_java())
     for name in _QUOTING:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)

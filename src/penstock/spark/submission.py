@@ -202,6 +202,21 @@ def start_java(settings: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(conf=plain)  # noqa: SLF001  PySpark puts all settings on the command line
 
 
+def refuse_connect(master: str | None, settings: Mapping[str, str]) -> None:
+    """Raises InvalidSetting if Spark Connect is asked for, which has no context and no JVM here.
+
+    The address is not shown: it may have a token.
+    """
+    is_remote = (master or "").startswith("sc:") or settings.get("spark.remote")
+    mode = settings.get("spark.api.mode", "").lower()
+    if is_remote or mode == "connect" or os.environ.get("SPARK_REMOTE"):
+        raise InvalidSetting(
+            "with Spark Connect there are only the data sources: this command needs a driver of "
+            "its own. Unset SPARK_REMOTE, spark.remote and spark.api.mode, and name the cluster "
+            "by --master, or start with spark-submit"
+        )
+
+
 def find_cluster(submitted: Mapping[str, str]) -> str | None:
     """Returns the master given to ``spark-submit``; None without a cluster."""
     master = submitted.get("spark.master", "local")
