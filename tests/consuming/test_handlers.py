@@ -747,9 +747,14 @@ def test_a_temporarily_read_only_server_is_waited_for(reader: Reader, database_u
 # --- what is logged ---
 
 
+@pytest.mark.parametrize("is_an_hour_later", [False, True])
 @pytest.mark.usefixtures("twenty_records")
-def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reader: Reader) -> None:
+def test_a_failure_is_logged_once_an_hour_with_its_traceback_and_without_values(
+    reader: Reader, set_constants: SetConstants, *, is_an_hour_later: bool
+) -> None:
     """Guarantee 33."""
+    if is_an_hour_later:
+        set_constants("logs", LOG_EVERY_S=0.0)
 
     def understand(record: Record) -> None:
         raise ValueError(f"secret of {record.data}")
@@ -763,7 +768,8 @@ def test_the_first_failure_is_logged_with_its_traceback_and_without_values(reade
     with capture_logs() as logs:
         reader.drain()
 
-    [shown] = [entry for entry in logs if entry["event"] == "handler failed"]
+    shown, *later = [entry for entry in logs if entry["event"] == "handler failed"]
+    assert bool(later) is is_an_hour_later
     assert shown["error"] == "ValueError"
     assert [line.rpartition(" in ")[2] for line in shown["traceback"]] == ["fails", "understand"]
     assert "secret" not in str(logs)

@@ -22,6 +22,7 @@ from penstock.consuming.delivery import (
 from penstock.database.driver_errors import ErrorKind, classify, driver_error, is_doubtful, sqlstate
 from penstock.declaring.outcomes import Cancel, HandlerOutcome, Snooze
 from penstock.errors import HandlerCommitted, HandlerNotRun, ServerUnavailable
+from penstock.logs import Repeats
 from penstock.parsing import InvalidPayload
 from penstock.records import Offset, ShardName
 
@@ -203,16 +204,14 @@ class FailureLog:
     """The failures of one consumer in this process."""
 
     def __init__(self, consumer: str) -> None:
-        self._consumer = consumer
-        self._shown: set[tuple[str, ...]] = set()
+        self._consumer, self._repeats = consumer, Repeats()
 
     def show(self, shard: ShardName, failed: NotApplied) -> None:
-        """Logs a failure with where it happened, unless one like it was shown."""
+        """Logs a failure with where it happened, unless one like it was logged within the hour."""
         if isinstance(failed.outcome, Conflict) or isinstance(failed.error, HandlerOutcome):
             return
         locations = frames(failed.error)
-        if (signature := (failed.kind, *locations[-1:])) not in self._shown:
-            self._shown.add(signature)
+        if self._repeats.is_due((failed.kind, *locations[-1:]), failed.kind):
             log.warning(
                 "handler failed",
                 consumer=self._consumer,
