@@ -203,7 +203,7 @@ Payload = TypeVar("Payload", default=Any)
 _UNREAD: Any = object()
 _is_unread = partial(is_, _UNREAD)
 
-MAX_TOGETHER = 500
+MAX_PARSED = 500
 """Most payloads that are parsed because another one was asked for."""
 
 
@@ -273,7 +273,7 @@ class RecordColumns:
 
         After a failure, payloads are parsed one by one.
         """
-        unread = [*takewhile(_is_unread, self.data[index : index + MAX_TOGETHER])]
+        unread = [*takewhile(_is_unread, self.data[index : index + MAX_PARSED])]
         span = slice(index, index + len(unread))
         try:
             self.data[span] = parse_several(self.data_json[span])

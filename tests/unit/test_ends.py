@@ -304,7 +304,7 @@ ELSEWHERE = {
     "staging/guard": dict.fromkeys(("MAX_CACHED_CHARACTERS", "MAX_PASSED_STATEMENTS"), "tests/staging/test_guard.py"),
     "staging/rows": {"MAX_STATEMENT_CHARACTERS": "tests/staging/test_explicit.py", "_MAX_CACHED_LABELS": "a cache"},
     "staging/trace_headers": {"MAX_TRACE_BYTES": "tests/observing/test_traces.py"},
-    "records": {"MAX_TOGETHER": "a batch of its own"},
+    "records": {"MAX_PARSED": "a batch of its own"},
 }
 """Limits of what is done together, and those whose ends are in other tests."""
 
