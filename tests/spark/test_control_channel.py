@@ -12,7 +12,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.engines.spark.assignment import Part, Task
-from penstock.engines.spark.control_channel import Address, ControlChannel, ControlServer, Line, TaskPlan, request_plan
+from penstock.engines.spark.control_channel import (
+    MAX_STRANGERS,
+    Address,
+    ControlChannel,
+    ControlServer,
+    Line,
+    TaskPlan,
+    request_plan,
+)
 from penstock.engines.spark.spark_errors import name_reason
 from penstock.errors import DriverUnreachable
 from penstock.testing import eventually
@@ -88,6 +96,15 @@ def test_the_query_is_given_the_plan_of_the_next_epoch() -> None:
     server = listening()
     assert request_plan(server.address) == PLAN
     assert not server.was_reached
+    server.close()
+
+
+def test_a_connected_task_makes_room_for_no_other_connection() -> None:
+    server = listening()
+    with ControlChannel(server.address, "first") as control:
+        for _ in range(MAX_STRANGERS + 1):
+            assert request_plan(server.address) == PLAN
+        assert control.is_open()
     server.close()
 
 

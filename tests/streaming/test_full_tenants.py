@@ -104,3 +104,20 @@ def test_a_tenant_with_room_for_all_is_fed_more_than_one_record_a_round(
     while waiting(connection, name(0)) == before:
         care(streamer)
     assert before - waiting(connection, name(0)) >= REFILL_A_TENANT
+
+
+@pytest.mark.usefixtures("shortest_rounds")
+def test_of_a_tenant_with_room_for_some_the_others_are_left_as_they_are(
+    queue: FairQueue, streamer: Streamer, connection: Connection
+) -> None:
+    """None is noted again."""
+    rows = "SELECT record_id, xmin::text FROM penstock.waiting_records WHERE NOT is_given AND tenant = %s"
+    connection.execute(STAGE, (1, 8))
+    streamer.drain()
+    before = connection.execute(rows, (name(0),)).fetchall()
+    queue.limit(name(0), TenantLimits(bytes=40))
+    while len(left := connection.execute(rows, (name(0),)).fetchall()) == len(before):
+        care(streamer)
+
+    assert 0 < len(left) < len(before) - 1
+    assert {*left} <= {*before}

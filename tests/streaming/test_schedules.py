@@ -5,6 +5,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import cycle, pairwise
 from typing import Any, Self
+from unittest.mock import patch
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -28,7 +29,7 @@ from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.pausing import pause, resume, run_schedule
 from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
-from penstock.streaming.scheduler import Scheduler
+from penstock.streaming.scheduler import JobGroups, Scheduler
 from penstock.testing import eventually
 
 JOBS = Queue("jobs")
@@ -321,6 +322,25 @@ def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(
         assert [scheduler.stage_due(Store(connection)) for _ in range(3)] == [0, 0, 0]
 
     assert [each["event"] for each in logged] == ["schedule failed"]
+
+
+def test_an_error_that_had_ended_is_logged_again(connection: Connection, database_url: str, redis_url: str) -> None:
+    """Of a schedule, and of groups."""
+    pipeline, store, refused = declare(), Store(connection), Refused("away")
+    with Streamer(pipeline, database_url, redis_url):
+        pass
+    scheduler, groups = Scheduler(pipeline), JobGroups(pipeline)
+    fails = [refused, refused, None, refused]
+    with capture_logs() as logged:
+        with patch("penstock.streaming.scheduler.insert_directly", side_effect=fails):
+            for _ in fails:
+                make_due(connection)
+                scheduler.stage_due(store)
+        with patch.object(Store, "rows", side_effect=[error or [] for error in fails]):
+            for _ in fails:
+                groups.stage_following(store)
+
+    assert [each["event"] for each in logged] == ["schedule failed"] * 2 + ["group failed"] * 2
 
 
 def test_a_job_that_the_commit_refuses_stops_no_record(

@@ -243,6 +243,35 @@ def test_slack_pagerduty_and_sentry_are_told(
     assert incident["dedup_key"] == "halted halts things 0"
 
 
+def watching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "penstock troubles"]
+
+
+def test_troubles_are_looked_for_while_a_streamer_is_open_and_again_when_it_is_reopened(
+    fail: Callable[[str], None], streamer: Streamer, reported: list[TroubleReport], set_constants: SetConstants
+) -> None:
+    set_constants("streaming.troubles", CLOSE_S=60.0)
+    for key in ("one", "two"):
+        fail(key)
+        streamer.open()
+        eventually(lambda: reported, "a trouble is reported")
+        streamer.close()
+        assert watching() == []
+        reported.clear()
+
+
+def test_a_streamer_of_slices_looks_for_troubles_once_when_it_sweeps(
+    fail: Callable[[str], None], troubled: Pipeline, reported: list[TroubleReport], database_url: str, redis_url: str
+) -> None:
+    """It does not wait, and soon ends."""
+    fail("one")
+    with Streamer(troubled, database_url, redis_url, max_records=10) as streamer:
+        assert watching() == []
+        streamer.sweep()
+        eventually(lambda: len(reported) == 2, "the troubles are reported")
+        eventually(lambda: watching() == [], "the look ends")
+
+
 def test_a_streamer_that_ends_waits_for_the_function_that_runs(
     fail: Callable[[str], None], troubled: Pipeline, database_url: str, set_constants: SetConstants
 ) -> None:

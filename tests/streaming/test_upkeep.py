@@ -8,15 +8,17 @@ from math import inf
 import pytest
 import redis
 
+from fixtures.clocks import Clock
 from fixtures.constants import SetConstants
 from fixtures.flow import retain_now, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline, Queue
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
-from penstock.streaming import Streamer
+from penstock.streaming import RoundResult, Streamer
 from penstock.streaming.retention import EVERYWHERE_EVERY
 from penstock.streaming.share import parse_share
+from penstock.streaming.streamer import MAINTAIN_EVERYWHERE_EVERY
 
 Start = Callable[[str], Streamer]
 
@@ -70,6 +72,47 @@ def test_a_streamer_retains_its_own_shards_and_every_sixth_time_those_of_others(
         of_others.append(others)
 
     assert of_others == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 1]
+
+
+def test_a_streamer_refreshes_and_maintains_queues_each_second_and_those_of_others_every_eighth_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamer, clock = start("1/2"), Clock()
+    publisher = streamer.opened().publisher
+    refreshed, maintained = list[float](), list[tuple[float, bool]]()
+    monkeypatch.setattr("penstock.streaming.streamer.monotonic", clock)
+    monkeypatch.setattr(publisher, "refresh", lambda: refreshed.append(clock.now))
+    monkeypatch.setattr(
+        publisher, "maintain_queues", lambda *, everywhere: maintained.append((clock.now, everywhere)) or 0
+    )
+    for _ in range(4 * MAINTAIN_EVERYWHERE_EVERY):
+        streamer.round()
+        clock.now += 0.5
+
+    seconds = [1000.0 + number for number in range(2 * MAINTAIN_EVERYWHERE_EVERY)]
+    assert refreshed == seconds
+    assert maintained == [(second, second in {seconds[7], seconds[15]}) for second in seconds]
+
+
+@pytest.mark.parametrize("share", ["1/2", "2/2"])
+def test_a_streamer_pauses_before_its_next_round_and_the_one_that_sequences_takes_a_nudge_for_a_record(
+    share: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamer, pauses, expected = start(share), list[float](), list[bool]()
+    monkeypatch.setattr("penstock.streaming.streamer.sleep", pauses.append)
+    monkeypatch.setattr(streamer._nudges, "wait", lambda pause_s: pauses.append(pause_s) or True)
+    run_round = streamer.round
+
+    def note(*, expects_records: bool = False) -> RoundResult:
+        expected.append(expects_records)
+        return run_round(expects_records=expects_records)
+
+    monkeypatch.setattr(streamer, "round", note)
+    streamer.run(lambda: len(expected) == 3)
+
+    assert expected == [False, *[share == "1/2"] * 2]
+    assert len(pauses) == 2
+    assert 0 < pauses[0] < pauses[1]
 
 
 def test_a_shard_whose_log_cannot_be_used_is_left_as_it_is_and_retained_once_it_can(
