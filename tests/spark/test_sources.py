@@ -292,11 +292,12 @@ def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
         list(reader.read(RangesPartition((newest,))))
 
 
+@pytest.mark.parametrize("options", [{}, {"minRecordsPerTrigger": "1000"}])
 def test_a_query_of_what_is_there_ends_at_what_was_there_when_it_began(
-    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log
+    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log, options: dict[str, str]
 ) -> None:
-    """In a busy log it would not end at all otherwise."""
-    reader = StreamReader(store(where, streaming=True, startingOffsets="earliest"))
+    """In a busy log it would not end at all otherwise, and in a quiet one not before its longest delay."""
+    reader = StreamReader(store(where, streaming=True, startingOffsets="earliest", **options))
     reader.prepareForTriggerAvailableNow()
     there = reader.reportLatestOffset()
     stage_rows(connection, things, 10, "later")

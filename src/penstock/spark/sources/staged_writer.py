@@ -302,9 +302,7 @@ def _execute(connection: Connection, statement: bytes, rows: str) -> None:
     try:
         connection.execute(statement, (rows,))
     except psycopg.Error as error:
-        refusal = make_refusal(error)
-        if refusal is None:
-            raise
+        failure = make_refusal(error) or error
     else:
         return
-    raise refusal
+    raise failure
