@@ -343,17 +343,23 @@ def test_two_queries_without_checkpoints_never_share_a_reservation(redis_url: st
 
 
 def test_waiting_for_members_writes_nothing(redis_url: str, redis_client: redis.Redis, icks: list[DirtyList]) -> None:
+    """It asks for the sizes alone, and sends no heartbeat."""
+    before = {*threading.enumerate()}
     one = sequence(redis_url)
     mark(icks, ["a", "b", "c", "d"], 1)
     start = one.after(one.beginning, {0: 9, 1: 9})
     one.after(start, {0: 9, 1: 9})
+    eventually(lambda: {*threading.enumerate()} <= before, "no heartbeat is sent")
     changes: Any = redis_client.info("persistence")
+    redis_client.config_resetstat()
 
     for _ in range(5):
         assert one.after(start, {0: 9, 1: 9}) == start
 
     now: Any = redis_client.info("persistence")
     assert now["rdb_changes_since_last_save"] == changes["rdb_changes_since_last_save"]
+    commands: Any = redis_client.info("commandstats")
+    assert {name for name in commands if "eval" in name} == set()
     assert waiting(icks) == set()
 
 

@@ -1,5 +1,6 @@
 """The log and the staged records as DataFrames."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import read
 from penstock.database.connections import Connection
-from penstock.errors import DamagedEntry, ForeignLog, Gap
+from penstock.errors import DamagedEntry, ForeignLog, Gap, InvalidSetting
 from penstock.records import BEGINNING
 from penstock.spark import lag
 from penstock.spark.releases import HAS_ADMISSION_CONTROL, ReadAllAvailable
@@ -249,6 +250,22 @@ def test_lost_records_fail_the_query_unless_it_accepts_the_loss(
         read_on(StreamReader(store(where, streaming=True, **begun)))
     accepting = store(where, streaming=True, failOnDataLoss="false", **begun)
     assert len(read_on(StreamReader(accepting))[0]) == 80
+
+
+def test_a_query_may_begin_after_the_last_record_that_has_an_offset_and_no_later(
+    where: dict[str, str], redis_client: redis.Redis
+) -> None:
+    """Though its log was emptied, and is not filled again."""
+    latest = StreamReader(store(where, streaming=True)).reportLatestOffset()["things"]
+    redis_client.flushall()
+
+    def begin(beyond: int) -> SparkOffset:
+        begins = json.dumps({**latest, "1": latest["1"] + beyond})
+        return StreamReader(store(where, streaming=True, startingOffsets=begins)).initialOffset()
+
+    assert begin(0)["things"] == latest
+    with pytest.raises(InvalidSetting, match=f"is {latest['1'] + 1}, the newest offset there is {latest['1'] - 1}"):
+        begin(1)
 
 
 def test_an_emptied_log_is_waited_for(

@@ -82,9 +82,12 @@ def test_a_streamer_refreshes_and_maintains_queues_each_second_and_those_of_othe
     refreshed, maintained = list[float](), list[tuple[float, bool]]()
     monkeypatch.setattr("penstock.streaming.streamer.monotonic", clock)
     monkeypatch.setattr(publisher, "refresh", lambda: refreshed.append(clock.now))
-    monkeypatch.setattr(
-        publisher, "maintain_queues", lambda *, everywhere: maintained.append((clock.now, everywhere)) or 0
-    )
+
+    def maintain(*, everywhere: bool) -> int:
+        maintained.append((clock.now, everywhere))
+        return 0
+
+    monkeypatch.setattr(publisher, "maintain_queues", maintain)
     for _ in range(4 * MAINTAIN_EVERYWHERE_EVERY):
         streamer.round()
         clock.now += 0.5
@@ -100,13 +103,17 @@ def test_a_streamer_pauses_before_its_next_round_and_the_one_that_sequences_take
 ) -> None:
     streamer, pauses, expected = start(share), list[float](), list[bool]()
     monkeypatch.setattr("penstock.streaming.streamer.sleep", pauses.append)
-    monkeypatch.setattr(streamer._nudges, "wait", lambda pause_s: pauses.append(pause_s) or True)
     run_round = streamer.round
+
+    def nudge(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return True
 
     def note(*, expects_records: bool = False) -> RoundResult:
         expected.append(expects_records)
         return run_round(expects_records=expects_records)
 
+    monkeypatch.setattr(streamer._nudges, "wait", nudge)
     monkeypatch.setattr(streamer, "round", note)
     streamer.run(lambda: len(expected) == 3)
 

@@ -332,14 +332,6 @@ def _text(member: bytes) -> str | None:
         return None
 
 
-@dataclass
-class Marked(WriterCommitMessage):
-    """Result of a task: members that were not dirty, and scores that went down."""
-
-    new: int
-    lowered: int
-
-
 class _Marker:
     """Common part of the batch and the streaming writer.
 
@@ -362,11 +354,10 @@ class _Marker:
         self._names = options.names()
         self._ick = Ick("members", shards=len(self._names))  # for its shard function
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Marked:
-        """Returns marks the members of one task."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Marks the members of one task."""
         warm()
         client = redis_client(self._options.redis())
-        marked = Marked(0, 0)
         for part in iterator:
             marks: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
             now = _now(client)
@@ -376,10 +367,8 @@ class _Marker:
                 (checked_keys(client, self._names[s], ""), shard_marks)
                 for s, shard_marks in marks.items()
             ]
-            for added in add_each(client, icks):
-                marked.new += added.new
-                marked.lowered += added.lowered
-        return marked
+            add_each(client, icks)
+        return WriterCommitMessage()
 
 
 class BatchMarker(_Marker, DataSourceArrowWriter):
