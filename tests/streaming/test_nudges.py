@@ -166,12 +166,13 @@ def test_a_streamer_that_cannot_listen_tries_again_after_ten_seconds(
         return made
 
     made = Nudges(database_url + "nowhere" * (fails == "connecting"), DEFAULT_SCOPE, clock)
-    with patch("penstock.streaming.nudges.connect_postgres", side_effect=connect) as connecting:
+    with patch("penstock.streaming.nudges.connect_postgres", side_effect=connect) as connecting, capture_logs() as logs:
         for seconds, attempts in ((0.0, 1), (9.99, 1), (0.01, 2)):
             clock.now += seconds
             assert not made.wait(0.001)
             assert connecting.call_count == attempts
     assert listeners(connection) == 0
+    assert [line["event"] for line in logs] == ["not listening for nudges"], "it is logged once"
 
 
 def test_a_streamer_whose_listening_connection_is_ended_goes_on(

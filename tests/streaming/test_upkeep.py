@@ -99,9 +99,10 @@ def test_a_streamer_refreshes_and_maintains_queues_each_second_and_those_of_othe
 
 @pytest.mark.parametrize("share", ["1/2", "2/2"])
 def test_a_streamer_pauses_before_its_next_round_and_the_one_that_sequences_takes_a_nudge_for_a_record(
-    share: str, start: Start, monkeypatch: pytest.MonkeyPatch
+    share: str, flow: Pipeline, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streamer, pauses, expected = start(share), list[float](), list[bool]()
+    streamer = Streamer(flow, database_url, redis_url, share=parse_share(share))
+    pauses, expected = list[float](), list[bool]()
     monkeypatch.setattr("penstock.streaming.streamer.sleep", pauses.append)
     run_round = streamer.round
 

@@ -187,7 +187,6 @@ class StreamerUpkeep:
     def reopen(self) -> None:
         """Begins anew on new connections."""
         self.retain_at = 0.0
-        self._to_retain = {}
         self._faults.reopen()
 
     def note_faults(self, store: Store, publisher: Publisher, *, sequences: bool) -> None:
