@@ -1,6 +1,7 @@
 """A streamer whose server is away waits, longer each time."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from fixtures.clocks import Clock
 from penstock import Log, Pipeline, Queue
-from penstock.consuming import make_worker
+from penstock.consuming import Consumed, make_worker
+from penstock.errors import ServerUnavailable
 from penstock.logs import Repeats
 from penstock.observer import ServerAway
 from penstock.streaming import RoundResult, Streamer
@@ -57,6 +60,36 @@ def test_a_server_that_stays_away_is_logged_once(
         run_without_redis(name, 4)
 
     assert len([entry for entry in logs if entry["event"] == "waiting"]) == 1
+
+
+@pytest.mark.parametrize("name", ["streamer", "reader"])
+def test_a_server_that_goes_away_again_is_logged_again(
+    name: str, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a minute, though the reason is the same."""
+    things, clock = Log("things"), Clock()
+    flow = Pipeline([things])
+
+    @flow.consumer(reads=things, name="reader")
+    def _(_session: Any, _records: Any) -> None: ...
+
+    made: Any = Streamer if name == "streamer" else partial(make_worker, consumer=flow.get_consumer(name))
+    runner = made(pipeline=flow, database=database_url, redis_url=redis_url)
+    runner._repeats = Repeats(clock)
+    away = ServerUnavailable("away")
+    outcomes: list[Any] = [away, away, RoundResult() if name == "streamer" else Consumed(), away]
+
+    def round_(**_: object) -> Any:
+        clock.now += 61
+        if isinstance(outcome := outcomes.pop(0), Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(runner, "round", round_)
+    with capture_logs() as logs:
+        runner.run(lambda: not outcomes)
+
+    assert len([entry for entry in logs if entry["event"] == "waiting"]) == 2
 
 
 def test_a_log_line_comes_once_then_every_hour_and_after_a_minute_if_it_is_another() -> None:
