@@ -71,12 +71,13 @@ def python_mutants(path: str) -> Iterator[Mutant]:
 
 
 def _replacements(path: str, text: str) -> Iterator[Mutant]:
-    nodes = [*ast_nodes(get_ast(text))]
+    nodes, lines = [*ast_nodes(get_ast(text))], text.splitlines()
     for name in OPERATORS:
         operator, occurrence = _operator(name), 0
         for node in nodes:
-            for start, _ in operator.mutation_positions(node):
-                yield Mutant(path, start[0], name.partition("/")[2], partial(_replace, name, occurrence))
+            for (line, column), _ in operator.mutation_positions(node):
+                if not lines[line - 1][:column].endswith("strict="):  # an assertion, which holds
+                    yield Mutant(path, line, name.partition("/")[2], partial(_replace, name, occurrence))
                 occurrence += 1
 
 

@@ -184,6 +184,6 @@ def test_a_streamer_whose_listening_connection_is_ended_goes_on(
         "AND datname = current_database()"
     )
     stage_rows(connection, things, 10)
-    streamer._nudges.wait(1)
+    assert not streamer._nudges.wait(60)
 
     assert streamer.drain() == 10
