@@ -16,6 +16,7 @@ from penstock.channels.commands import RedisClient
 from penstock.clients import FairQueue
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
+from penstock.database.statements import statements
 from penstock.database.store import Store
 from penstock.declaring.unique import KeyLimits, TenantLimits
 from penstock.operating.jobs.browsing import JobFilter, find_jobs, list_jobs
@@ -166,6 +167,52 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
     for after, most in ((0, 1), (1, 2), (15, 3), (16, 0)):
         listed = list_jobs(Store(connection), redis_client, "jobs", JobFilter(), after_id=after, limit=most)
         assert [job.id for job in listed] == every[after : after + most]
+
+
+BEFORE = datetime(2026, 11, 30, tzinfo=UTC)
+SOME = [
+    *product(("jobs", "others"), ("a", "b"), ("k", None), ("n", None), (BEFORE - timedelta(microseconds=1), BEFORE))
+]
+NARROWED: list[JobFilter] = [
+    JobFilter(ids, tenant, key, name, None, before, up_to)
+    for ids, tenant, key, name, before, up_to in product(
+        (None, (1, 2, 11, 17, 99)), (None, "a"), (None, "k"), (None, "n"), (None, BEFORE), (None, 13)
+    )
+]
+
+
+@pytest.mark.parametrize("statement", ["jobs", "jobs_without_headers", "letters"])
+def test_a_filter_takes_the_same_of_jobs_and_of_dead_letters(statement: str, connection: Connection) -> None:
+    """A role that reads no headers cannot narrow by what is in them."""
+    rows = [
+        (id_, channel, tenant, json.dumps({"penstock": {"key": key, "unique": {"name": name}}}), at)
+        for id_, (channel, tenant, key, name, at) in enumerate(SOME, 1)
+    ]
+    columns, table = "(record_id, channel, key, headers, staged_at", "dead_letters"
+    more = "consumer, shard, \"offset\", action, object, data, reason, attempts) VALUES (%s, %s, %s, %s, %s, 'c', 0"
+    if statement != "letters":
+        columns, table = "(id, channel, key, headers, created_at", "staged_records"
+        more = "shard, action, object, data) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s, %s, %s, 0"
+    ends = ", %s, 'a', 'o', '1', 'r', 1)" if statement == "letters" else ", 'a', 'o', '1')"
+    with connection.cursor() as cursor:
+        offsets = [(*row, row[0]) if statement == "letters" else row for row in rows]
+        cursor.executemany(f"INSERT INTO penstock.{table} {columns}, {more}{ends}".encode(), offsets)
+    place = 4 if statement == "letters" else 0
+    for of in NARROWED:
+        values = {**of.parameters("jobs"), "after": 0, "newest": 99, "limit": 99}
+        found = [row[place] for row in connection.execute(statements("penstock")[statement], values)]
+        has_headers = statement != "jobs_without_headers"
+        assert found == [
+            id_
+            for id_, (channel, tenant, key, name, at) in enumerate(SOME, 1)
+            if channel == "jobs"
+            and (of.ids is None or id_ in of.ids)
+            and of.tenant in {None, tenant}
+            and (of.key in {None, key} or not has_headers)
+            and (of.unique in {None, name} or not has_headers)
+            and (of.before is None or at < of.before)
+            and (of.up_to is None or id_ <= of.up_to)
+        ], of
 
 
 def test_what_an_operator_does_is_done_to_what_a_filter_takes_and_to_nothing_else(
