@@ -143,7 +143,11 @@ def test_lag_is_counted_as_kafkas_source_counts_it() -> None:
     latest, end = {"a": {"0": 11, "1": 5}, "b": {"0": 2}}, {"a": {"0": 5, "1": 5}, "b": {"0": 2}}
     ours = {"latestOffset": json.dumps(latest), "endOffset": json.dumps(end)}
 
-    others = {"latestOffset": "7", "endOffset": "5"}, {"latestOffset": '{"a": {}}', "endOffset": '{"a": {}}'}, {}
+    others: tuple[Any, ...] = (
+        {"latestOffset": "7", "endOffset": "5"},
+        {"latestOffset": '{"a": {}}', "endOffset": '{"a": {}}'},
+        {},
+    )
     [found] = lag({"sources": [ours, *others]})
 
     assert (found.min_offsets_behind_latest, found.max_offsets_behind_latest) == (0, 6)

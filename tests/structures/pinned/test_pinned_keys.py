@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.topologies import Cluster
@@ -352,8 +353,10 @@ def test_a_result_that_comes_after_its_lease_is_returned_and_not_pinned(pins: Pi
         assert other.compute("monthly", lambda: "newer", 60, wait_s=10) == b"newer"
         return "older"
 
-    assert pins.compute("monthly", overtaken, 60, lease_s=0.05) == b"older"
+    with capture_logs() as logs:
+        assert pins.compute("monthly", overtaken, 60, lease_s=0.05) == b"older"
     assert pins.get("monthly") == b"newer"
+    assert [line["event"] for line in logs] == ["value not pinned"], "of one of the two"
     other.close()
 
 
