@@ -112,9 +112,12 @@ def test_the_remover_removes_what_has_no_work(tracker: QueueTracker, table: Tabl
     assert max(len(each) for each in table.asked) <= 5
 
 
-def test_nothing_to_add_is_added(tracker: QueueTracker) -> None:
+def test_nothing_to_add_is_added_and_of_nothing_the_table_is_not_asked(tracker: QueueTracker, table: Table) -> None:
     assert tracker.add([]) == 0
-    assert tracker.add_slice() == tracker.remove_slice() == Synced()
+    assert tracker.add_slice() == Synced()
+    table.asked.clear()
+    assert tracker.remove_slice() == Synced()
+    assert table.asked == []
 
 
 def test_slices_are_small(tracker: QueueTracker, table: Table) -> None:

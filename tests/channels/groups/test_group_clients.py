@@ -18,6 +18,8 @@ from fixtures.topologies import Cluster
 from penstock import Log
 from penstock.clients import AsyncLogGroup, LogGroup
 from penstock.errors import AppendRefused, InvalidLogCall, InvalidName
+from penstock.records import Offset
+from penstock.structures.group_results import GroupState
 from penstock.testing import eventually
 
 
@@ -256,3 +258,27 @@ def test_an_argument_out_of_range_is_refused(reader: Reader) -> None:
         with pytest.raises(InvalidLogCall) as refused:
             call()
         assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "first", "tail", "pending", "due", "available"),
+    [
+        (None, 1, 0, 0, 0, (0, 0)),
+        (None, 0, 3, 0, 0, (3, 3)),  # of a log that is empty
+        (None, 3, 4, 0, 0, (2, 2)),
+        (5, 1, 4, 0, 0, (0, 0)),
+        (5, 1, 3, 0, 0, (0, 0)),  # it has lost its end
+        (5, 1, 5, 0, 0, (1, 1)),
+        (5, 1, 9, 2, 1, (5, 2)),
+        (5, 1, 9, 3, 3, (5, 3)),
+        (5, 1, 9, 4, 4, (5, 4)),  # the limit was lowered
+    ],
+)
+def test_a_read_takes_what_is_due_and_new_records_up_to_the_limit(
+    begun_at: int | None, first: int, tail: int, pending: int, due: int, available: tuple[int, int]
+) -> None:
+    counts = (0,) * 5
+    offset = None if begun_at is None else Offset(begun_at)
+    state = GroupState(offset, Offset(first), Offset(tail), pending, due, None, *counts)
+
+    assert (state.available(None), state.available(3)) == available
