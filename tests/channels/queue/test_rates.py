@@ -89,7 +89,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("rate", [1, 10, 20, 40, 100])
+@pytest.mark.parametrize("rate", [1, 10, 100])
 @pytest.mark.parametrize("burst", [1, 5])
 def test_a_rate_is_reached_by_readers_that_are_late_and_never_exceeded(
     burst: int, rate: int, limit: Limit, probe: Probe
