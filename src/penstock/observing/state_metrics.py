@@ -70,7 +70,7 @@ class StateMetric:
 _TABLE = """\
 up                                      gauge   max server              1 if the server answered, and Redis takes writes.
 build_info                              gauge   max version,revision    Always 1; release of Penstock, and the newest revision of its tables.
-epoch                                   gauge   max -                   Epoch of the pipeline, which penstock reset epoch raises.
+epoch                                   gauge   max -                   Epoch of the pipeline; a promotion or restore raises it.
 last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.
 oldest_transaction_age_seconds          gauge   max -                   Age of the oldest open transaction that has staged records; 0 without one.
 isolated_records                        gauge   sum -                   Staged records that can get no offset.
@@ -84,8 +84,8 @@ log_records                             gauge   sum channel             Records 
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
 log_memory_limit_bytes                  gauge   sum channel             Memory budget of a log in Redis.
-shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; a single 0 without a shard if there is none.
-shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; a single 0 without a shard if there is none.
+shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; if there is none, a 0 whose shard label is empty.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; if there is none, a 0 whose shard label is empty.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
@@ -94,8 +94,8 @@ consumer_lag_seconds                    gauge   max consumer,channel    Age of t
 consumer_evicted_records                gauge   sum consumer,channel    Records that the consumer has not passed and Redis has evicted.
 consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
 consumer_paused                         gauge   max consumer,channel    1 while an operator has paused the consumer, or its channel.
-consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; a single 0 without a shard if there is none.
-consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; a single 0 without a shard if there is none.
+consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; if there is none, a 0 whose shard label is empty.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; if there is none, a 0 whose shard label is empty.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.

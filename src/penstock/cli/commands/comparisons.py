@@ -130,8 +130,8 @@ def reconcile(
         report: Write every differing key to DIR: CSV if its name ends with .csv, else Parquet,
             which needs Spark.
         values: Also show and report the rows of both sides, with all values.
-        resume: With --apply: continue the repairs of an interrupted run; without one, compare
-            everything.
+        resume: With --apply: continue the repairs of an interrupted run; if there is none,
+            compare everything.
         wait: Maximum wait for a consumer to pause at the cut.
     """
     if whole_state and not apply:

@@ -118,7 +118,7 @@ def retry(
     plan: Annotated[bool, typer.Option("--plan")] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one is left.
+    """Retry dead letters, in the order of the log; exits with 1 if one of them remains.
     Jobs are staged again.
 
     Args:

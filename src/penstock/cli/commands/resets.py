@@ -142,7 +142,7 @@ def source(
     json: Json = False,
 ) -> None:
     """After a source was restored, accept its history: the consumer goes back to the last record
-    that both have.
+    that both histories have.
 
     Args:
         consumer: Name of the consumer.
