@@ -169,6 +169,19 @@ def test_columns_are_those_of_the_records(
         assert read_arrays(written) == read_records(written)
 
 
+@pytest.mark.parametrize("codec", [*CODECS, "none", "plain"])
+@pytest.mark.parametrize("keys", [1, 2, 60])
+def test_intact_entries_are_read_together_and_none_alone(codec: str, keys: int) -> None:
+    """That would be right, too, and slow."""
+    rows = [(3 * n, f"k{n % keys}", "insert", "thing", f'{{"n": {n}}}', "", 1_000_000 + n) for n in range(1, 61)]
+    written = write([(rows[first : first + 20], codec, 0) for first in (0, 20, 40)])
+    with (
+        patch.object(entry_arrays, "_parse_alone", side_effect=AssertionError),
+        patch.object(entry_arrays, "parse_entries", side_effect=AssertionError),
+    ):
+        assert read_arrays(written) == read_records(written)
+
+
 @pytest.mark.parametrize(
     ("codec", "how"), [("none", each) for each in DAMAGED] + [("zstd", each) for each in COMPRESSED]
 )

@@ -3,22 +3,24 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import redis
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
 from fixtures.crashing import THINGS
 from fixtures.truth import TABLES, await_everything, change
 from penstock.consuming import Consumed, make_worker
 from penstock.database.connections import Connection
-from penstock.engines.spark import epochs
+from penstock.engines.spark import epoch_query, epochs
 from penstock.engines.spark.assignment import Part, Task
 from penstock.engines.spark.control_channel import ControlServer, Line, TaskPlan
-from penstock.engines.spark.epoch_query import EpochQuery, Schedule
+from penstock.engines.spark.epoch_query import LASTS_S, EpochQuery, Schedule
 from penstock.engines.spark.epochs import COUNTS, EpochPartition, EpochsReader, EpochsSource, TaskCounts
 from penstock.errors import DriverUnreachable
 from penstock.spark.session import Slots
@@ -180,3 +182,69 @@ def test_a_planner_that_cannot_reach_the_driver_ends_the_run(spark: SparkSession
 
     eventually(ends, "the run ends")
     server.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(epoch_query, "monotonic", lambda: now[0])
+    return now
+
+
+REACHED: Any = SimpleNamespace(was_reached=True, was_asked=True)
+
+
+def make_query(monkeypatch: pytest.MonkeyPatch, *ends: str) -> tuple[EpochQuery, list[str]]:
+    """A query that ends at once, with these texts, one after the other; and those that it has begun with."""
+    begun: list[str] = []
+    nothing: Any = None  # is asked of Spark
+    epochs = EpochQuery(nothing, {}, nothing, "nowhere")
+
+    def start() -> Any:
+        begun.append(ends[len(begun)])
+        return SimpleNamespace(isActive=False, lastProgress=None, exception=lambda: begun[-1])
+
+    monkeypatch.setattr(epochs, "start", start)
+    return epochs, begun
+
+
+def test_a_query_that_ends_is_started_again_after_pauses_that_grow_until_one_has_run_well(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, begun = make_query(monkeypatch, "[A] one\nof a payload", "", "three", "four", "five")
+    lasting = [0.0, 0.0, LASTS_S - 1, LASTS_S + 1, 0.0]
+    with capture_logs() as logs:
+        for number, seconds in enumerate(lasting, 1):
+            query.check(REACHED)
+            assert len(begun) == number
+            clock[0] += seconds
+            query.failure = "as an epoch says" if number == 3 else None
+            query.check(REACHED)
+            ended_at, clock[0] = clock[0], query._restart_at - 0.001
+            query.check(REACHED)
+            assert (len(begun), query.query) == (number, None), "it is not due yet"
+            clock[0] = query._restart_at
+            assert clock[0] - ended_at == pytest.approx(logs[-1]["retry_s"])
+
+    assert [(line["reason"], line["retry_s"]) for line in logs] == [
+        ("[A] one", 0.2),
+        ("it was stopped", 0.4),
+        ("as an epoch says", 0.8),
+        ("four", 0.2),
+        ("five", 0.4),
+    ]
+
+
+@pytest.mark.parametrize("was_asked", [False, True])
+def test_a_planner_that_never_reached_the_driver_ends_the_run_and_one_that_did_once_is_tried_again(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, *, was_asked: bool
+) -> None:
+    query, _ = make_query(monkeypatch, "penstock.errors.DriverUnreachable: no answer")
+    control: Any = SimpleNamespace(was_reached=True, was_asked=was_asked)
+    query.check(control)
+    if was_asked:
+        query.check(control)
+        assert query.query is None
+    else:
+        with pytest.raises(DriverUnreachable, match=r"^no answer$"):
+            query.check(control)
