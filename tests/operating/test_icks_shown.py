@@ -19,6 +19,7 @@ from penstock.database.store import Store
 from penstock.errors import Unknown
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
+from penstock.operating.pausing import pause
 from penstock.operating.reset.checkpoint import reset_ick
 from penstock.operating.status.gathering import status
 from penstock.records import Shard, ShardName
@@ -188,6 +189,46 @@ def test_the_doctor_reports_members_that_no_consumer_processes(
     assert "4 members waiting" in idle.message
     assert "nobody holds a reservation" in idle.message
     assert f"held by {holder.holder}" in held.message
+
+
+@pytest.mark.parametrize(
+    ("halted", "is_paused", "remedy"),
+    [
+        ([], False, "in more processes"),
+        ([False], False, "in more processes"),
+        ([True], False, "resume the halted shards of r0"),
+        ([False], True, "penstock consumers resume r0"),
+        ([True], True, "penstock consumers resume r0"),
+        ([True, False], False, "in more processes"),
+        ([True, True], False, "resume the halted shards of r0; resume the halted shards of r1"),
+    ],
+)
+def test_more_processes_are_advised_only_if_a_reader_neither_is_halted_nor_paused(
+    documents: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    set_constants: SetConstants,
+    halted: list[bool],
+    remedy: str,
+    *,
+    is_paused: bool,
+) -> None:
+    set_constants("operating.doctor.redis_checks", SLOW_S=0.0)
+    mark_changed(documents, ["a"])
+    streamer.drain()
+    for number, is_halted in enumerate(halted):
+        documents.execute(
+            'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted) '
+            "SELECT %s, 'index', shard, 0, 1, %s FROM generate_series(0, 1) AS shard",
+            [f"r{number}", "because" if is_halted else None],
+        )
+    if is_paused:
+        pause(Store(documents), "consumer", "r0", reason="a test", by="a test")
+
+    [waiting] = of(diagnose(Store(documents), redis_client, flow), "icks")
+
+    assert remedy in (waiting.fix or "")
 
 
 def test_only_an_ick_can_be_repaired(connection: Connection, redis_client: redis.Redis, things: Log) -> None:

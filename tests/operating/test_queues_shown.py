@@ -173,6 +173,13 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
     [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
     assert found.grade == "warning"
     assert "3 messages waiting or worked on" in found.message
+    assert "run more workers" in (found.fix or "")
+    connection.execute(
+        'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted) '
+        "VALUES ('worker', 'jobs', 0, 0, 1, 'because')"
+    )
+    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    assert found.fix == "resume the halted shards of worker"
 
 
 def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets_it_back(

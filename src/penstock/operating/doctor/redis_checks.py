@@ -30,7 +30,7 @@ from penstock.operating.doctor.check import (
     error,
     warning,
 )
-from penstock.operating.status.snapshot import ChannelStatus
+from penstock.operating.status.snapshot import ChannelStatus, Status
 from penstock.records import Offset, Shard, ShardName
 
 OLDEST_REDIS = (6, 2)
@@ -218,7 +218,7 @@ def icks(context: CheckContext) -> Results:
     for channel in channels:
         for shard in channel.shards:
             yield from _check_damage(context, ShardName(channel.channel, Shard(shard.shard)))
-        yield from _check_members(channel)
+        yield from _check_members(channel, context.status)
     members = sum(s.ick.members for c in channels for s in c.shards if s.ick is not None)
     message = (
         f"{len(channels)} undamaged; {format_count(members, 'member')} waiting, none longer than "
@@ -239,7 +239,20 @@ def _check_damage(context: CheckContext, shard: ShardName) -> Iterator[CheckResu
         yield error(f"{shard}: {message}", f"penstock reset ick {shard.channel} --apply")
 
 
-def _check_members(channel: ChannelStatus) -> Iterator[CheckResult]:
+def _find_remedy(channel: ChannelStatus, status: Status, otherwise: str) -> str:
+    """Returns how its readers go on, if each is paused or halted: more processes do not help."""
+    remedies: list[str] = []
+    for consumer in (reader for reader in status.consumers if reader.channel == channel.channel):
+        if (pause := status.find_pause(consumer)) is not None:
+            remedies.append(pause.how_to_resume)
+        elif any(shard.halted is not None for shard in consumer.shards):
+            remedies.append(f"resume the halted shards of {consumer.consumer}")
+        else:
+            return otherwise
+    return "; ".join(remedies) or otherwise
+
+
+def _check_members(channel: ChannelStatus, status: Status) -> Iterator[CheckResult]:
     """Warns of members that nobody processes, by the oldest's age, for any consumer."""
     present = [shard.ick for shard in channel.shards if shard.ick is not None]
     oldest_s = max((ick.oldest_s for ick in present if ick.oldest_s is not None), default=0.0)
@@ -250,9 +263,12 @@ def _check_members(channel: ChannelStatus) -> Iterator[CheckResult]:
         yield warning(
             f"{channel.channel}: {format_count(members, 'member')} waiting, the oldest for "
             f"{format_seconds(oldest_s)}; {holding}",
-            "penstock consume its consumer, in more processes if one does not keep up; penstock "
-            "tail "
-            f"{channel.channel} shows the oldest",
+            _find_remedy(
+                channel,
+                status,
+                "penstock consume its consumer, in more processes if one does not keep up; "
+                f"penstock tail {channel.channel} shows the oldest",
+            ),
         )
 
 
@@ -296,7 +312,7 @@ def _check_queue(context: CheckContext, channel: ChannelStatus) -> Iterator[Chec
             yield warning(
                 f"{shard}: {incomplete}", "penstock stream, which rebuilds it within a second"
             )
-    yield from _check_jobs(channel)
+    yield from _check_jobs(channel, context.status)
 
 
 def _find_incomplete(queue: QueueStatus | None, checked: CheckedShard) -> str | None:
@@ -330,7 +346,7 @@ def check_clocks(
             )
 
 
-def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
+def _check_jobs(channel: ChannelStatus, status: Status) -> Iterator[CheckResult]:
     """Warns of messages that nobody works on, and of dead letters."""
     queues_found = [shard.queue for shard in channel.shards if shard.queue is not None]
     oldest_s = max(
@@ -341,8 +357,12 @@ def _check_jobs(channel: ChannelStatus) -> Iterator[CheckResult]:
         yield warning(
             f"{channel.channel}: {format_count(waiting, 'message')} waiting or worked on, the "
             f"oldest for {format_seconds(oldest_s)}",
-            f"penstock tail {channel.channel} says what each of them waits for; run more workers "
-            "if they do not keep up",
+            _find_remedy(
+                channel,
+                status,
+                f"penstock tail {channel.channel} says what each of them waits for; run more "
+                "workers if they do not keep up",
+            ),
         )
     if dead := sum(queue.dead for queue in queues_found):
         yield warning(
