@@ -84,8 +84,8 @@ log_records                             gauge   sum channel             Records 
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
 log_memory_limit_bytes                  gauge   sum channel             Memory budget of a log in Redis.
-shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; if there is none, a 0 whose shard label is empty.
-shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; if there is none, a 0 whose shard label is empty.
+shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; if none, 0 with an empty label.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; if none, 0 with an empty label.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
@@ -94,8 +94,8 @@ consumer_lag_seconds                    gauge   max consumer,channel    Age of t
 consumer_evicted_records                gauge   sum consumer,channel    Records that the consumer has not passed and Redis has evicted.
 consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
 consumer_paused                         gauge   max consumer,channel    1 while an operator has paused the consumer, or its channel.
-consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; if there is none, a 0 whose shard label is empty.
-consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; if there is none, a 0 whose shard label is empty.
+consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; if none, 0 with an empty label.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; if none, 0 with an empty label.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.
