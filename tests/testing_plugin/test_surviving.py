@@ -258,6 +258,7 @@ def test_other_sessions_are_an_error_that_says_what_to_do(
     connection.execute("SELECT 1")
 
 
+@pytest.mark.own_database
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_session_that_leaves_in_time_is_waited_for(
     connection: Connection,
