@@ -23,6 +23,8 @@ from penstock.testing import survives, surviving
 from penstock.testing.databases import delete_keys
 from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, copied, find_unstable, read_tables
 
+pytestmark = pytest.mark.own_database  # it is copied once its sessions have left
+
 THINGS, INDEX, JOBS = Log("things", shards=2), Ick("index", shards=1), Queue("jobs")
 NOTHING, OTHER_JOBS = Log("nothing", shards=1), Queue("others")
 
@@ -258,7 +260,6 @@ def test_other_sessions_are_an_error_that_says_what_to_do(
     connection.execute("SELECT 1")
 
 
-@pytest.mark.own_database
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_session_that_leaves_in_time_is_waited_for(
     connection: Connection,

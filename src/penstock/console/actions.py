@@ -435,8 +435,9 @@ def _make_jobs_plan(
         changes = (*changes, "Jobs staged after this plan stay as they are.")
         fields["up_to"] = str(job_filter.up_to)
     due = [form["due"]] if verb == "move-due" else []
+    title = verb.partition("-")[0].capitalize()
     return Plan(
-        f"{verb.partition('-')[0].capitalize()} jobs of {queue}",
+        f"{title} jobs of {queue}",
         changes,
         jobs_command(replace(job_filter, up_to=None), verb, queue, *due),
         {"channel": queue, **fields},
