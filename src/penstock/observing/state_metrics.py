@@ -68,7 +68,7 @@ class StateMetric:
 
 
 _TABLE = """\
-up                                      gauge   max server              1 if the server answered, and Redis takes writes.
+up                                      gauge   max server              1 if the server answered; Redis must also accept writes.
 build_info                              gauge   max version,revision    Always 1; release of Penstock, and the newest revision of its tables.
 epoch                                   gauge   max -                   Epoch of the pipeline; a promotion or restore raises it.
 last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.
@@ -79,7 +79,7 @@ staged_oldest_age_seconds               gauge   max channel             Age of t
 sequenced_records_total                 counter sum channel             Records that got an offset.
 published_records_total                 counter sum channel             Records published to Redis, including evicted ones.
 unpublished_records                     gauge   sum channel             Records with an offset that Redis lacks.
-unread_records                          gauge   sum channel             Records that nobody reads: their shard, or a checkpoint in it, is missing.
+unread_records                          gauge   sum channel             Records that nobody reads, since their shard or a consumer's checkpoint in it is missing.
 log_records                             gauge   sum channel             Records that a log holds in Redis.
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
@@ -91,7 +91,7 @@ consumer_skipped_records_total          counter sum consumer,channel    Records 
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
 consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that the consumer has not passed; for a queue, unfinished jobs that are due.
 consumer_lag_seconds                    gauge   max consumer,channel    Age of the first record that the consumer has not passed, in the worst shard.
-consumer_evicted_records                gauge   sum consumer,channel    Records that the consumer has not passed and Redis has evicted.
+consumer_evicted_records                gauge   sum consumer,channel    Evicted records that the consumer has not passed; it reads them from Postgres.
 consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
 consumer_paused                         gauge   max consumer,channel    1 while an operator has paused the consumer, or its channel.
 consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; if none, 0 with an empty label.
@@ -100,10 +100,10 @@ queue_messages                          gauge   sum channel,state       Messages
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.
 queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by a limit.
-queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time until messages were handed over, of quiet and of noisy tenants, in the worst shard of the last minutes.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages handed over in the last minutes had waited, in the worst shard; of quiet and of noisy tenants.
 queue_written_messages_total            counter sum channel             Messages that were written.
 queue_done_messages_total               counter sum channel             Messages that are done.
-queue_dead_lettered_messages_total      counter sum channel             Messages past their deadline.
+queue_dead_lettered_messages_total      counter sum channel             Messages dead-lettered at their deadline.
 queue_reclaimed_messages_total          counter sum channel             Leases that expired.
 queue_lost_messages_total               counter sum channel             Messages whose bodies were deleted by hand.
 ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held.
@@ -115,7 +115,7 @@ reconciliation_last_outcome             gauge   max reconciliation,consumer,outc
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in the last run.
 reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that the last run repaired.
 schedule_late_seconds                   gauge   max schedule            Time since the schedule's next job was due; 0 if none is due.
-schedule_ahead_seconds                  gauge   max schedule            Time that the schedule skips because Postgres' clock was ahead; otherwise 0.
+schedule_ahead_seconds                  gauge   max schedule            Time from the first due time without a job to the next job, if Postgres' clock was ahead; otherwise 0.
 sample_duration_seconds                 gauge   max -                   Time that reading the status took.
 sample_timestamp_seconds                gauge   max -                   Time at which the status was read.
 """  # noqa: E501  a table
