@@ -36,7 +36,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from typing_extensions import override
 
 from penstock.consuming.failures import Culprit, error_class
-from penstock.consuming.spans import HandlerSpans, note_traces
+from penstock.consuming.spans import HandlerSpans, NotedTrace, note_trace
 from penstock.database.connections import Database, get_database_url, make_async_engine, make_engine
 from penstock.database.driver_errors import IN_FAILED_TRANSACTION, sqlstate
 from penstock.database.transactions import Timeouts
@@ -518,17 +518,17 @@ class JobCaller:
         if self._decode is not None:
             set_payload(job, self._decode(job.data_json))
 
-    def _begin(self) -> tuple[float, list[str]]:
+    def _begin(self) -> tuple[float, NotedTrace]:
         if self._observers:
             self._observers(HandlerBegan(*self._names, 1))
-        return monotonic(), note_traces()
+        return monotonic(), note_trace()
 
     def _end(
-        self, begun_at: float, traces: Sequence[str], error: BaseException | None
+        self, begun_at: float, noted: NotedTrace, error: BaseException | None
     ) -> BaseException | None:
         if self._observers:
-            seconds, trace = monotonic() - begun_at, traces[0] if traces else None
-            self._observers(HandlerEnded(*self._names, 1, seconds, error_class(error), trace))
+            seconds = monotonic() - begun_at
+            self._observers(HandlerEnded(*self._names, 1, seconds, error_class(error), noted.id))
         return error
 
 

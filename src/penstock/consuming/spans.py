@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -56,8 +57,8 @@ log = structlog.get_logger("penstock.consumer")
 
 _NOTHING = nullcontext()
 
-_traces: ContextVar[list[str] | None] = ContextVar("penstock_traces", default=None)
-"""Where the trace of the last handler's span is noted: see ``note_traces``."""
+_noted: ContextVar["NotedTrace | None"] = ContextVar("penstock_trace", default=None)
+"""Where the trace of a handler's span is noted: see ``note_trace``."""
 
 _W3C = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 """A ``traceparent``: a later version may have more at its end."""
@@ -158,19 +159,23 @@ def _is_traced() -> bool:
     return find_provider is not None and not isinstance(find_provider(), trace.ProxyTracerProvider)  # type: ignore[union-attr]
 
 
-def note_traces() -> list[str]:
-    """Returns a list that will have the trace id of the last recorded span of a handler.
+@dataclass(slots=True)
+class NotedTrace:
+    """Trace id of the last recorded span of a handler; None if none is recorded."""
 
-    It is that of the handlers called from now on in this context, its copies and its tasks.
-    """
-    traces: list[str] = []
-    _traces.set(traces)
-    return traces
+    id: str | None = None
+
+
+def note_trace() -> NotedTrace:
+    """Has the trace noted of handlers called from now on in this context, its copies and tasks."""
+    noted = NotedTrace()
+    _noted.set(noted)
+    return noted
 
 
 def _note_trace(context: "SpanContext") -> None:
-    if context.trace_flags.sampled and (traces := _traces.get()) is not None:
-        traces[:] = [f"{context.trace_id:032x}"]
+    if context.trace_flags.sampled and (noted := _noted.get()) is not None:
+        noted.id = f"{context.trace_id:032x}"
 
 
 def _note_error(span: "Span", error: BaseException) -> None:

@@ -28,7 +28,7 @@ from penstock.consuming.checkpoints import Advance, Checkpoint, Checkpoints
 from penstock.consuming.delivery import COUNTED, Conflict, Counts
 from penstock.consuming.failures import Culprit, NotApplied, error_class, find_outcome, is_exit
 from penstock.consuming.handler import WorkerSetup, exit_text, make_caller
-from penstock.consuming.spans import note_traces
+from penstock.consuming.spans import NotedTrace, note_trace
 from penstock.crash_points import crashpoint
 from penstock.database import driver_errors
 from penstock.database.connections import silent_for
@@ -190,7 +190,7 @@ class HandlerTransaction:
         size = len(items) if isinstance(items, Sized) else 0  # a DataFrame has none
         if self.observers:
             self.observers(HandlerBegan(*self._names, size))
-        begun_at, traces = monotonic(), note_traces()
+        begun_at, noted = monotonic(), note_trace()
         try:
             with self._handler_silence(connection):
                 self._caller.call(connection, items)
@@ -198,9 +198,9 @@ class HandlerTransaction:
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
-            self._note_called(size, begun_at, traces, error)
+            self._note_called(size, begun_at, noted, error)
             self._raise_failure(index, error)
-        self._note_called(size, begun_at, traces)
+        self._note_called(size, begun_at, noted)
 
     @staticmethod
     def _handler_silence(connection: EngineConnection) -> AbstractContextManager[None]:
@@ -208,14 +208,13 @@ class HandlerTransaction:
         return silent_for(driver, driver.handler_silence_s)
 
     def _note_called(
-        self, size: int, begun_at: float, traces: Sequence[str], error: BaseException | None = None
+        self, size: int, begun_at: float, noted: NotedTrace, error: BaseException | None = None
     ) -> None:
-        trace = traces[0] if traces else None
         if error is None:
-            self._trace = trace
+            self._trace = noted.id
         if self.observers:
             seconds = monotonic() - begun_at
-            self.observers(HandlerEnded(*self._names, size, seconds, error_class(error), trace))
+            self.observers(HandlerEnded(*self._names, size, seconds, error_class(error), noted.id))
 
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""

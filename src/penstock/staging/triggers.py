@@ -321,11 +321,12 @@ def _render_find_taken(rule: StagingRule, mapper: Mapper[Any]) -> str:
 
 def _render_find(selection: str, columns: Sequence[str], condition: str = "") -> str:
     """Renders a statement that reads the current row with the same values in some columns."""
-    current, right = (
+    current_values, key_values = (
         ", ".join(f"{row}.{quote(column)}" for column in columns) for row in ("current", "($1)")
     )
     return FIND.format(
-        what=selection, where=quote_literal(f" AS current WHERE ({current}) = ({right}){condition}")
+        what=selection,
+        where=quote_literal(f" AS current WHERE ({current_values}) = ({key_values}){condition}"),
     )
 
 

@@ -185,7 +185,7 @@ class StreamerUpkeep:
         self.retain_at = 0.0
 
     def reopen(self) -> None:
-        """Begins anew on new connections."""
+        """Has retention continue at once, on new connections."""
         self.retain_at = 0.0
         self._faults.reopen()
 

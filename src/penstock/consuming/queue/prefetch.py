@@ -28,7 +28,7 @@ MAX_ROOM_OF_BATCHES = 300
 without a session, or the jobs that each slot does together."""
 
 SHORTEST_JOB_S = 1e-5
-"""Mean time of a job, in seconds, that counts as this if it is shorter."""
+"""Lower bound, in seconds, of the mean time of a job."""
 
 MAX_HANDLED = 300
 """Limit of the jobs whose handlers have returned, and whose end is not committed: as many may be

@@ -240,7 +240,7 @@ def _check_damage(context: CheckContext, shard: ShardName) -> Iterator[CheckResu
 
 
 def _find_remedy(channel: ChannelStatus, status: Status, otherwise: str) -> str:
-    """Returns how its readers go on, if each is paused or halted: more processes do not help."""
+    """Returns how its readers continue if each is paused or halted: more processes do not help."""
     remedies: list[str] = []
     for consumer in (reader for reader in status.consumers if reader.channel == channel.channel):
         if (pause := status.find_pause(consumer)) is not None:
