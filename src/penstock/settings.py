@@ -99,33 +99,35 @@ class Settings:
     """The settings of a command.
 
     Attributes:
-        app: The application's pipeline, as module:attribute; the working directory is searched too.
+        app: The application's pipeline, as module:attribute. Python also searches the working
+            directory.
         database_url: The primary Postgres: postgresql://user:password@host/database. Without both
-            URLs, a command at a terminal, or with data_directory, uses an embedded Postgres and
-            Valkey.
-        redis_url: The Redis or Valkey that holds the log: redis://, redis+cluster:// or
-            redis+sentinel://, with TLS rediss…, or unix://.
-        sources: For consumers that read a log from several sources: the Postgres of each, by the
-            source's name. In the environment a JSON object, or PENSTOCK_SOURCES__EU=postgresql://…
-            for one; in pyproject.toml a table.
-        data_directory: Directory of the embedded servers, which are used without URLs; by default
-            .penstock, at a terminal or in the demo.
-        engine: Execution engine: Spark, or a single Python process; in the demo also stealing,
-            where requests do the work. With auto, run takes Spark if it is installed; verify,
-            reconcile and consume only for DataFrames, Parquet, --master or --conf.
+            URLs, a command uses an embedded Postgres and Valkey at a terminal, or with
+            data_directory.
+        redis_url: The Redis or Valkey of the log: redis://, redis+cluster:// or redis+sentinel://,
+            with TLS rediss…, or unix://.
+        sources: For a consumer of several sources: the Postgres of each source, by its name. In the
+            environment a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one source; in
+            pyproject.toml a table.
+        data_directory: Directory of the embedded servers, which a command uses without URLs; at a
+            terminal and in the demo, by default .penstock.
+        engine: Execution engine: spark, or inline, a single Python process; in the demo also
+            stealing, where requests do the work. With auto, run uses Spark if it is installed.
+            Other commands use Spark only for DataFrames, Parquet, --master or --conf.
         idle: Maximum pause after a round without records.
         prepare: Use prepared statements, except behind a pooler.
-        share: Share of the shards that this streamer publishes, such as 1/2: the first of two,
-            which also sequences. By default all shards.
+        share: Share of the shards that this streamer publishes, by default all. 1/2 is the first of
+            two shares; the streamer of the first share also sequences.
         listen: Address on which this process serves /livez, /readyz and, with the extra prometheus,
-            /metrics over HTTP; a port alone listens only on this machine. By default none.
-        concurrency: Jobs that each worker of a queue does at a time; by default as declared.
+            /metrics over HTTP. A port alone means only this machine.
+        concurrency: Jobs that each worker of a queue does at the same time; by default, the
+            worker's declared number.
         master: Spark's master URL; by default local, with as many threads as needed.
-        conf: Spark configuration, each as name=value; in the environment a JSON list.
+        conf: Options of Spark, each as name=value; in the environment a JSON list.
         epoch_length: Time that a Spark task runs before Spark schedules it again.
-        log_format: Format of the log on stderr; auto is console on a terminal, JSON lines
-            otherwise.
-        log_level: Lowest level that is logged; with debug, an error shows its traceback.
+        log_format: Format of the log on stderr. auto means console on a terminal, otherwise JSON
+            lines.
+        log_level: Lowest level that is logged. With debug, an error shows its traceback.
     """
 
     app: Annotated[str | None, _setting("MODULE:ATTRIBUTE")] = None

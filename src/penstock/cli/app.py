@@ -42,30 +42,30 @@ class CommandEntry:
 
 
 _COMMANDS = """\
-Run     rocket_rides   demo          Run a sample pipeline under crashes, repeated sends and a kill; exits with 4 if anything is lost or doubled.
-Run     installation   init          Create or upgrade Penstock's tables and the declared triggers, or with --roles its roles.
+Run     rocket_rides   demo          Run a sample pipeline under crashes, repeated sends and a kill. Exits with 4 if anything is lost or doubled.
+Run     installation   init          Create or upgrade Penstock's tables and the declared triggers. With --roles, create its roles instead.
 Run     services       run           Run the whole pipeline: the streamer and all consumers.
-Run     services       stream        Sequence and publish staged records; several streamers may run at once.
-Run     services       consume       Apply records with one consumer; several processes share its shards.
-Run     services       work          Do the jobs of queues; several processes share them. SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones.
-Inspect health         status        Show how many records are staged, sequenced, published and applied; exits with 1 if a shard makes no progress.
-Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks readers or writers.
-Inspect consoles       console       Show the pipeline in a browser; without --users, only on this machine, by the printed link.
-Inspect health         metrics       Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a pipeline.
-Inspect lookups        tail          Print the records of a channel, with their payloads; for an Ick, the members that have waited longest; for a queue, unfinished messages.
+Run     services       stream        Sequence and publish staged records. Several streamers may run at once.
+Run     services       consume       Apply records with one consumer. Several processes divide its shards among themselves.
+Run     services       work          Do the jobs of queues. Several processes share the jobs. SIGTERM gives unstarted jobs back at once; a second Ctrl-C also gives running jobs back.
+Inspect health         status        Show how many records are staged, sequenced, published and applied. Exits with 1 if a shard makes no progress.
+Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3. With --check, exits with 4 if a change breaks readers or writers.
+Inspect consoles       console       Show the pipeline in a browser. Without --users, only the printed link opens the console, and only on this machine.
+Inspect health         metrics       Print or serve the pipeline's state as Prometheus metrics. One exporter is enough for a pipeline.
+Inspect lookups        tail          Print the records of a log with their payloads, the oldest members of an Ick, or the unfinished messages of a queue.
 Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.
-Inspect lookups        explain       Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers have applied it, else with 1.
-Inspect health         doctor        Check for anything that endangers records; exits with 1 on an error, with 3 if a server does not answer.
-Inspect probe          probe         Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if not, and prints why.
-Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs; exits with 4 if one is.
-Repair  comparisons    reconcile     Compare consumers' state with the canonical tables, while they run; exits with 4 if anything differs.
-Repair  resets         replay        Copy records of a log, by range or key, into another channel, as new records; continues an interrupted replay.
+Inspect lookups        explain       Explain why a record is not applied yet, and what to do. Exits with 0 if all its consumers have applied it, else with 1.
+Inspect health         doctor        Check for anything that endangers records. Exits with 1 if it finds an error, and with 3 if a server does not answer.
+Inspect probe          probe         Ask a process with --listen whether it is alive (/livez) or ready (/readyz). If not, prints why, and exits with 1.
+Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs. Exits with 4 if a record is.
+Repair  comparisons    reconcile     Compare the state of running consumers with the canonical tables. Exits with 4 if differences remain.
+Repair  resets         replay        Copy records of a log, by range or key, into another channel, as new records. Continues an interrupted replay.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
 Repair  jobs           jobs          List, show, cancel, retry or move the unfinished jobs of a queue.
 Repair  jobs           queues        List or set limits of the tenants and keys of a queue.
-Repair  registrations  consumers     List, pause, rename or retire registered consumers: retention waits for them.
-Repair  registrations  channels      List channels, or change one while it is used.
-Repair  registrations  schedules     Pause a schedule, or run it now.
+Repair  registrations  consumers     List, pause, rename or retire registered consumers.
+Repair  registrations  channels      List channels, or change a channel while it is in use.
+Repair  registrations  schedules     Pause a schedule, resume it, or run it now.
 Repair  resets         reset         Move a checkpoint, open a new epoch, or repair an Ick.
 """  # noqa: E501  a table, a line for each command
 

@@ -57,17 +57,17 @@ class ProcessMetric:
 
 
 _TABLE = """\
-staged_records_total        counter   channel                      Records that this process has staged, including those rolled back.
-delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale; backfilled are those read from the journal.
-stage_to_handler_seconds    histogram consumer,channel             Time from staging to the handler, of each applied record.
-handler_duration_seconds    histogram consumer,channel,error_type  Time of a handler's call; error_type is empty if the call succeeded.
-handler_batch_records       histogram consumer,channel             Records that a handler is called with.
-round_duration_seconds      histogram worker                       Time of a round; a consumer's includes the wait for work.
-last_round_age_seconds      gauge     worker                       Time since the last round that reached both servers.
-server_wait_seconds_total   counter   worker,server                Pauses before retrying a server that did not answer.
-streamer_records_total      counter   step                         Records of the streamer: sequenced, added, known (sent again) and removed by retention.
-streamer_backlog_records    gauge     -                            Sequenced records that Redis lacks.
-recruit_jobs_total          counter   job,outcome                  Jobs of a recruiter: dismissed, finished, aborted, failed.
+staged_records_total        counter   channel                      Records that this process has staged, including rolled-back ones.
+delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale (the lease ended), or backfilled (from the journal).
+stage_to_handler_seconds    histogram consumer,channel             Time from the staging of an applied record to its handler.
+handler_duration_seconds    histogram consumer,channel,error_type  Duration of a handler's call; error_type is empty if the call succeeded.
+handler_batch_records       histogram consumer,channel             Records in a handler's call.
+round_duration_seconds      histogram worker                       Duration of a round; a consumer's round includes the wait for work.
+last_round_age_seconds      gauge     worker                       Time since the last round in which both servers answered.
+server_wait_seconds_total   counter   worker,server                Sum of the pauses after which an unavailable server was tried again.
+streamer_records_total      counter   step                         Records of the streamer: sequenced, added to Redis, known there (sent again), or removed by retention.
+streamer_backlog_records    gauge     -                            Records with an offset that Redis lacks.
+recruit_jobs_total          counter   job,outcome                  Jobs that a recruiter has drawn: dismissed (nothing done), finished, aborted (a lock, server or budget was missing), or failed.
 """  # noqa: E501  a table
 
 

@@ -69,55 +69,55 @@ class StateMetric:
 
 _TABLE = """\
 up                                      gauge   max server              1 if the server answered; Redis must also accept writes.
-build_info                              gauge   max version,revision    Always 1; release of Penstock, and the newest revision of its tables.
-epoch                                   gauge   max -                   Epoch of the pipeline; a promotion or restore raises it.
+build_info                              gauge   max version,revision    Always 1; the labels are the release and its newest table revision.
+epoch                                   gauge   max -                   Epoch of the pipeline; a promotion or restore of Postgres raises it.
 last_tick_age_seconds                   gauge   max -                   Age of the last tick that found records.
 oldest_transaction_age_seconds          gauge   max -                   Age of the oldest open transaction that has staged records; 0 without one.
-isolated_records                        gauge   sum -                   Staged records that can get no offset.
-staged_records                          gauge   sum channel             Committed records without an offset; counted up to 100,000.
+isolated_records                        gauge   sum -                   Staged records that cannot get an offset.
+staged_records                          gauge   sum channel             Committed records without an offset, counted up to 100,000.
 staged_oldest_age_seconds               gauge   max channel             Age of the oldest committed record without an offset.
 sequenced_records_total                 counter sum channel             Records that got an offset.
 published_records_total                 counter sum channel             Records published to Redis, including evicted ones.
 unpublished_records                     gauge   sum channel             Records with an offset that Redis lacks.
-unread_records                          gauge   sum channel             Records that nobody reads, since their shard or a consumer's checkpoint in it is missing.
-log_records                             gauge   sum channel             Records that a log holds in Redis.
+unread_records                          gauge   sum channel             Records that nobody reads, because a shard or a checkpoint is missing.
+log_records                             gauge   sum channel             Records of a log in Redis.
 log_entries                             gauge   sum channel             Entries of a log in Redis.
-log_memory_bytes                        gauge   sum channel             Bytes that a log takes in Redis, if it has a budget.
+log_memory_bytes                        gauge   sum channel             Bytes of a log in Redis, if the log has a budget.
 log_memory_limit_bytes                  gauge   sum channel             Memory budget of a log in Redis.
-shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; if none, 0 with an empty label.
-shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; if none, 0 with an empty label.
+shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; otherwise a single 0 with an empty label.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; otherwise a single 0 with an empty label.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
-consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; an operator may move them back.
-consumer_lag_records                    gauge   sum consumer,channel    Sequenced records that the consumer has not passed; for a queue, unfinished jobs that are due.
-consumer_lag_seconds                    gauge   max consumer,channel    Age of the first record that the consumer has not passed, in the worst shard.
-consumer_evicted_records                gauge   sum consumer,channel    Evicted records that the consumer has not passed; it reads them from Postgres.
+consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; it falls if an operator moves one back.
+consumer_lag_records                    gauge   sum consumer,channel    Records with an offset after the consumer's checkpoints; for a queue, due jobs.
+consumer_lag_seconds                    gauge   max consumer,channel    Age of the first record after a checkpoint, in the worst shard.
+consumer_evicted_records                gauge   sum consumer,channel    Evicted records after the checkpoints; the consumer reads them from Postgres.
 consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
-consumer_paused                         gauge   max consumer,channel    1 while an operator has paused the consumer, or its channel.
-consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; if none, 0 with an empty label.
-consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits; if none, 0 with an empty label.
-queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or in_postgres.
-queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that is not done.
-queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that could be handed over.
-queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by a limit.
-queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages handed over in the last minutes had waited, in the worst shard; of quiet and of noisy tenants.
-queue_written_messages_total            counter sum channel             Messages that were written.
-queue_done_messages_total               counter sum channel             Messages that are done.
+consumer_paused                         gauge   max consumer,channel    1 while the consumer or its channel is paused.
+consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; otherwise a single 0 with an empty label.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits, for example for a lock; otherwise a single 0 with an empty label.
+queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or not yet in Redis (in_postgres).
+queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that was due and is not done.
+queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that is ready for a reader.
+queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by another limit.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Waits of messages until a reader got them, in the last minutes and the worst shard. A noisy tenant has 30 messages or more, and over a tenth of the queue; others are quiet.
+queue_written_messages_total            counter sum channel             Messages written.
+queue_done_messages_total               counter sum channel             Messages done.
 queue_dead_lettered_messages_total      counter sum channel             Messages dead-lettered at their deadline.
 queue_reclaimed_messages_total          counter sum channel             Leases that expired.
 queue_lost_messages_total               counter sum channel             Messages whose bodies were deleted by hand.
-ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held.
+ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held in a fenced reservation.
 ick_oldest_age_seconds                  gauge   max channel             Age of the oldest member.
 ick_records_total                       counter sum channel             Records that marked members.
 ick_dirtied_total                       counter sum channel             Members that a record made dirty.
 reconciliation_last_run_timestamp_seconds gauge max reconciliation,consumer   Start of the last run.
-reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1 for the outcome of the last run.
+reconciliation_last_outcome             gauge   max reconciliation,consumer,outcome   1; the label outcome has the result of the last run.
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in the last run.
 reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that the last run repaired.
 schedule_late_seconds                   gauge   max schedule            Time since the schedule's next job was due; 0 if none is due.
-schedule_ahead_seconds                  gauge   max schedule            Time from the first due time without a job to the next job, if Postgres' clock was ahead; otherwise 0.
-sample_duration_seconds                 gauge   max -                   Time that reading the status took.
-sample_timestamp_seconds                gauge   max -                   Time at which the status was read.
+schedule_ahead_seconds                  gauge   max schedule            Delay of the schedule's next job, if Postgres' clock was ahead; otherwise 0.
+sample_duration_seconds                 gauge   max -                   Duration of the last reading of the status.
+sample_timestamp_seconds                gauge   max -                   Time of the last reading of the status.
 """  # noqa: E501  a table
 
 

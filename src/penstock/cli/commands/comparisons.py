@@ -47,13 +47,13 @@ def verify(
     start: Annotated[str | None, typer.Option("--from", metavar="OFFSET|PLACE|TIME")] = None,
     json: Json = False,
 ) -> None:
-    """Prove that no record is missing, doubled, changed or out of order, while everything runs;
-    exits with 4 if one is.
+    """Prove that no record is missing, doubled, changed or out of order, while everything runs.
+    Exits with 4 if a record is.
 
     Args:
         start: Begin at this offset of each shard, or with the records sequenced since this time; by
-            default at the beginning of the journal. A place (rides/2 offset 4118) compares only
-            its shard.
+            default, begin with the journal. A place (rides/2 offset 4118) limits the check to its
+            shard.
     """
     with (
         open_connections(settings, "verify") as servers,
@@ -119,18 +119,18 @@ def reconcile(
     wait: Annotated[float, typer.Option(metavar="DURATION", parser=duration(zero=True))] = 60.0,
     json: Json = False,
 ) -> None:
-    """Compare consumers' state with the canonical tables, while they run; exits with 4 if anything
-    differs.
+    """Compare the state of running consumers with the canonical tables. Exits with 4 if differences
+    remain.
 
     Args:
         names: Names of reconciliations; all by default.
-        apply: Repair the differences; without it, nothing changes.
+        apply: Repair the differences. Without --apply, nothing changes.
         whole_state: With --apply: replace the consumer's whole state and its position, in one
             transaction.
-        report: Write every differing key to DIR: CSV if its name ends with .csv, else Parquet,
-            which needs Spark.
+        report: Write every differing key to DIR: as CSV if DIR ends with .csv, otherwise as
+            Parquet, which needs Spark.
         values: Also show and report the rows of both sides, with all values.
-        resume: With --apply: continue the repairs of an interrupted run; if there is none,
+        resume: With --apply: continue the repairs of an interrupted run. Without such a run,
             compare everything.
         wait: Maximum wait for a consumer to pause at the cut.
     """

@@ -38,19 +38,22 @@ def console(
     prometheus_url: Annotated[str | None, typer.Option("--prometheus-url", metavar="URL")] = None,
     hash_password: Annotated[bool, typer.Option("--hash-password")] = False,
 ) -> None:
-    """Show the pipeline in a browser; without --users, only on this machine, by the printed link.
+    """Show the pipeline in a browser. Without --users, only the printed link opens the console, and
+    only on this machine.
 
     Args:
         address: Address to listen on.
         host: Additional host name of the console.
-        users: TOML file of users: a table for each name, with rights and password.
+        users: TOML file with a table for each user, which has the rights and the hash of the
+            password.
         proxy: Header in which a proxy at this address sends the name of a user of --users.
-        acting_database_url: Postgres for actions such as pausing or retrying. Without it the
-            console only reads.
+        acting_database_url: Postgres for actions, such as pausing or retrying. Without this option,
+            the console only reads.
         root_path: Path prefix that a proxy removes, such as /penstock.
-        trace_url: Page of a trace in your tracing system: https://traces.example/trace/{trace_id}.
-        prometheus_url: Prometheus that scrapes penstock metrics, for charts over a day and across
-            restarts.
+        trace_url: Page of a trace in your tracing system, such as
+            https://traces.example/trace/{trace_id}.
+        prometheus_url: Prometheus that scrapes penstock metrics. It provides charts over a day and
+            across restarts.
         hash_password: Ask for a password, print its hash for --users, and exit.
     """
     with require_extra("console", "penstock console"):

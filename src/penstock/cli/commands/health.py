@@ -37,7 +37,7 @@ def status(
         float, typer.Option(metavar="DURATION", parser=duration(), help="Interval of --watch.")
     ] = 1.0,
 ) -> None:
-    """Show how many records are staged, sequenced, published and applied; exits with 1 if a shard
+    """Show how many records are staged, sequenced, published and applied. Exits with 1 if a shard
     makes no progress.
     """
     stop = Stop() if watch else None
@@ -311,8 +311,8 @@ def _format_faults(faults: Faults) -> Iterator[str]:
 
 @command()
 def doctor(settings: Settings, json: Json = False) -> None:
-    """Check for anything that endangers records; exits with 1 on an error, with 3 if a server does
-    not answer.
+    """Check for anything that endangers records. Exits with 1 if it finds an error, and with 3 if a
+    server does not answer.
     """
     results = _diagnose(settings)
     if json:
@@ -352,10 +352,12 @@ def metrics(
     settings: Settings,
     by_shard: Annotated[
         bool,
-        typer.Option("--by-shard", help="A series for each shard, in channels of up to 64 shards."),
+        typer.Option(
+            "--by-shard", help="Show a series for each shard, in channels of up to 64 shards."
+        ),
     ] = False,
 ) -> None:
-    """Print the pipeline's state as Prometheus metrics, or serve them; one exporter is enough for a
+    """Print or serve the pipeline's state as Prometheus metrics. One exporter is enough for a
     pipeline.
     """
     with require_extra("prometheus", "penstock metrics"):

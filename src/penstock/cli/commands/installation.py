@@ -32,15 +32,16 @@ def init(
     role_prefix: str | None = None,
     apply: Apply = False,
 ) -> None:
-    """Create or upgrade Penstock's tables and the declared triggers, or with --roles its roles.
+    """Create or upgrade Penstock's tables and the declared triggers. With --roles, create its roles
+    instead.
 
     Args:
-        sql: Print the SQL; change nothing.
-        schema: The schema of the tables; by default the pipeline's, or penstock.
-        roles: Instead of tables: show missing roles in Postgres (owner, producer, streamer,
-            consumer, viewer, monitor); with --apply, create them.
-        acl: With --roles: print the users for Redis, as redis-cli commands (setuser) or as lines of
-            an ACL file (file); or make the server keep its users over a restart (save).
+        sql: Only print the SQL.
+        schema: Schema of the tables; by default the schema of the pipeline, or penstock.
+        roles: Show the missing roles in Postgres (owner, producer, streamer, consumer, viewer,
+            monitor) instead of creating tables. With --apply, create the roles.
+        acl: With --roles: setuser prints redis-cli commands that create the users of Redis, file
+            prints lines of an ACL file, and save makes the server keep its users over a restart.
         role_prefix: Prefix of the roles' names; by default the schema's name.
     """
     if not roles and (acl is not None or role_prefix is not None or apply):

@@ -51,13 +51,11 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
     after: Annotated[
         int,
-        typer.Option(
-            min=0, metavar="ID", help="Continue after this id, the last of the previous page."
-        ),
+        typer.Option(min=0, metavar="ID", help="Continue after the last id of the previous page."),
     ] = 0,
     json: Json = False,
 ) -> None:
-    """List the unfinished jobs of a queue by id, without payloads, and what each waits for."""
+    """List the unfinished jobs of a queue by id, without payloads, and show why each job waits."""
     with open_connections(settings, "jobs") as servers:
         listed = list_jobs(
             servers.store, servers.client, queue, job_filter, after_id=after, limit=limit
@@ -79,7 +77,7 @@ def show_(
     id_: Annotated[int, typer.Argument(metavar="ID", min=0, help="Id of the job.")],
     json: Json = False,
 ) -> None:
-    """Show a job with its payload and progress; for a finished job, its result."""
+    """Show a job with its payload and progress, or the result of a finished job."""
     with open_connections(settings, "jobs") as servers:
         details = read_job(servers.store, servers.client, queue, id_)
     if json:
@@ -167,7 +165,7 @@ def retry(
     """Try jobs again: workers stage dead letters again, and delayed or snoozed jobs become due now.
 
     Args:
-        state: Only jobs in this state: delayed, or dead for dead letters.
+        state: Only jobs in this state: delayed, or dead (dead letters).
     """
     job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
@@ -188,7 +186,10 @@ def move_due_(
     *,
     queue: QueueArgument,
     due: Annotated[
-        str, typer.Argument(metavar="TIME", help="ISO 8601, or a delay such as 2h; 0s is now.")
+        str,
+        typer.Argument(
+            metavar="TIME", help="New due time, in ISO 8601, or a delay such as 2h. 0s means now."
+        ),
     ],
     ids: Ids = None,
     job_filter: TenantOptions,
@@ -196,7 +197,7 @@ def move_due_(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Change when waiting and delayed jobs are due; jobs with a unique name stay."""
+    """Change the due time of waiting and delayed jobs, except jobs with a unique name."""
     moment = parse_moment(due)
     due_at = datetime.now(UTC) + moment if isinstance(moment, timedelta) else moment
     job_filter = _choose(job_filter, ids, all_=all_)
@@ -251,7 +252,7 @@ queues = typer.Typer(
 
 @subcommand(queues, "limits")
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
-    """List the limits in force, set or declared; an empty name means all others."""
+    """List the limits in force, both set and declared. An empty name means all others."""
     with open_connections(settings, "queues") as servers:
         limits, _ = list_limits(servers.store, queue)
     show_found(limits, "kind, name, limits=text, set at", json=json)
@@ -263,21 +264,23 @@ def limit_(
     queue: QueueArgument,
     tenant: Annotated[
         str | None,
-        typer.Option(help="The tenant; empty for all tenants without limits of their own."),
+        typer.Option(help="The tenant. An empty name means all tenants without their own limits."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="The key; empty for all keys without limits of their own.")
+        str | None,
+        typer.Option(help="The key. An empty name means all keys without their own limits."),
     ] = None,
-    in_flight: Annotated[int | None, typer.Option(help="Maximum number in flight.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Maximum number a second.")] = None,
+    in_flight: Annotated[int | None, typer.Option(help="Maximum number of jobs in flight.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Maximum number of jobs a second.")] = None,
     burst: Annotated[
-        int | None, typer.Option(help="With a rate: maximum number at once after a pause.")
+        int | None, typer.Option(help="With --rate: maximum number of jobs at once after a pause.")
     ] = None,
     weight: Annotated[
         float | None, typer.Option(help="Share of the tenant among waiting tenants.")
     ] = None,
     elastic: Annotated[
-        int | None, typer.Option(help="Number in flight above which other tenants' jobs go first.")
+        int | None,
+        typer.Option(help="Number of jobs in flight above which other tenants' jobs go first."),
     ] = None,
     bytes_: Annotated[
         int | None, typer.Option("--bytes", help="Maximum bytes of a tenant's payloads in Redis.")
@@ -286,11 +289,12 @@ def limit_(
         bool, typer.Option("--pause", help="Hand over no jobs of the tenant or key.")
     ] = False,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove these limits, so that the declared ones apply.")
+        bool,
+        typer.Option("--remove", help="Remove these limits, so that the declared limits apply."),
     ] = False,
     apply: Apply = False,
 ) -> None:
-    """Replace all limits of a tenant or a key; they are kept in Postgres."""
+    """Replace all limits of a tenant or a key. Postgres keeps the new limits."""
     of_tenant = {"weight": weight, "elastic": elastic, "bytes": bytes_}
     limits: dict[str, Any] = {"in_flight": in_flight, "rate": rate, "burst": burst, **of_tenant}
     limits = {name: value for name, value in limits.items() if value is not None} | (

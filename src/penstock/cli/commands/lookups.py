@@ -73,8 +73,8 @@ def tail(
     count: Annotated[int | None, typer.Option(min=0)] = None,
     json: Json = False,
 ) -> None:
-    """Print the records of a channel, with their payloads; for an Ick, the members that have waited
-    longest; for a queue, unfinished messages.
+    """Print the records of a log with their payloads, the oldest members of an Ick, or the
+    unfinished messages of a queue.
 
     Args:
         channel: Name of the channel.
@@ -83,8 +83,8 @@ def tail(
             or 2h for two hours ago.
         key: Only records of this key.
         follow: Wait for new records until interrupted.
-        count: Maximum number of records, or of an Ick's members; by default the newest 10, or all
-            with --from or --since.
+        count: Maximum number of records or members; by default the newest 10, or all with --from or
+            --since.
     """
     stop = Stop()
     position = None if start is None else parse_position(start)
@@ -288,7 +288,7 @@ def explain(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Explain why a record is not applied yet, and what to do; exits with 0 if all its consumers
+    """Explain why a record is not applied yet, and what to do. Exits with 0 if all its consumers
     have applied it, else with 1.
     """
     subject = parse_record(text, is_key=is_key)

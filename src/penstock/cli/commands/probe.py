@@ -23,14 +23,11 @@ HEALTHY = 200
 def probe(
     url: Annotated[
         str,
-        typer.Argument(
-            metavar="URL",
-            help="For example http://127.0.0.1:9310/livez, of a worker with --listen.",
-        ),
+        typer.Argument(metavar="URL", help="Address to ask, such as http://127.0.0.1:9310/livez."),
     ],
 ) -> None:
-    """Ask a worker with --listen whether it lives (/livez) or is ready (/readyz); exits with 1 if
-    not, and prints why.
+    """Ask a process with --listen whether it is alive (/livez) or ready (/readyz). If not, prints
+    why, and exits with 1.
     """
     host, port, path = _parse(url)
     try:

@@ -43,16 +43,14 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = 50,
     after: Annotated[
         str | None,
-        typer.Option(
-            metavar="PLACE", help="Continue after this place, the last of the previous page."
-        ),
+        typer.Option(metavar="PLACE", help="Continue after the last place of the previous page."),
     ] = None,
     by_reason: Annotated[
         bool, typer.Option("--by-reason", help="Count letters by error class.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the newest dead letters, without their payloads, or count them by reason."""
+    """List the newest dead letters without their payloads, or count them by error class."""
     with open_connections(settings, "dead letters") as servers:
         if consumer is not None:
             _check_known(servers, consumer)
@@ -118,13 +116,14 @@ def retry(
     plan: Annotated[bool, typer.Option("--plan")] = False,
     json: Json = False,
 ) -> None:
-    """Retry dead letters, in the order of the log; exits with 1 if one of them remains.
-    Jobs are staged again.
+    """Retry dead letters in the order of the log. Jobs are staged again. Exits with 1 if a dead
+    letter remains.
 
     Args:
-        parked: With a place: also the records parked behind it. Alone: all parked records.
-        superseded: Also superseded letters, which take effect after a later record. Alone:
-            all superseded letters.
+        parked: With a place: also retry the records parked behind it. Without a place: retry all
+            parked records.
+        superseded: Also retry superseded letters, so that their effects come after those of later
+            records. Without a place: retry all superseded letters.
         plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)
@@ -178,7 +177,8 @@ def drop(
     superseded: Annotated[
         bool,
         typer.Option(
-            "--superseded", help="All superseded letters: a later record of their key was applied."
+            "--superseded",
+            help="Drop all superseded letters. A later record of their key was applied.",
         ),
     ] = False,
     apply: Apply = False,

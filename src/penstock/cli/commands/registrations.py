@@ -37,18 +37,20 @@ from penstock.parsing import parse_json
 from penstock.settings import Settings
 
 consumers = typer.Typer(
-    no_args_is_help=True,
-    help="List, pause, rename or retire registered consumers: retention waits for them.",
+    no_args_is_help=True, help="List, pause, rename or retire registered consumers."
 )
-channels = typer.Typer(no_args_is_help=True, help="List channels, or change one while it is used.")
-schedules = typer.Typer(no_args_is_help=True, help="Pause a schedule, or run it now.")
+channels = typer.Typer(
+    no_args_is_help=True, help="List channels, or change a channel while it is in use."
+)
+schedules = typer.Typer(no_args_is_help=True, help="Pause a schedule, resume it, or run it now.")
 
 ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
 ScheduleName = Annotated[str, typer.Argument(help="Name of the schedule.")]
-Reason = Annotated[str, typer.Option("--reason", help="Reason, shown with the pause.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason that is shown with the pause.")]
 By = Annotated[
-    str | None, typer.Option("--by", help="Who pauses it; by default the user of this machine.")
+    str | None,
+    typer.Option("--by", help="Person who pauses it; by default the user of this machine."),
 ]
 
 
@@ -93,9 +95,8 @@ def rename_consumer(
     new: Annotated[str, typer.Argument(help="New name of the consumer.")],
     apply: Apply = False,
 ) -> None:
-    """Rename a consumer.
-
-    Its checkpoints and dead letters stay; a worker with the old name stops.
+    """Rename a consumer. It keeps its checkpoints and dead letters. A worker with the old name
+    stops.
     """
     with open_connections(settings, "consumers") as servers:
         replaced = list_consumers(servers.store, new)
@@ -197,7 +198,7 @@ def list_tenants(
     count: Annotated[int, typer.Option(min=1, help="Maximum number of tenants.")] = 50,
     json: Json = False,
 ) -> None:
-    """List the tenants of a queue that have the most messages in it."""
+    """List the tenants with the most messages in a queue."""
     with open_connections(settings, "channels") as servers:
         registered = find_channel(servers.store, name)
         if not registered.traits.has_jobs:
@@ -216,7 +217,7 @@ def list_tenants(
 def pause_channel(
     settings: Settings, name: ChannelName, reason: Reason, operator: By = None
 ) -> None:
-    """Pause all consumers of a log, or a queue. Records can still be staged."""
+    """Pause a queue, or all consumers of a log. Records can still be staged."""
     _pause(settings, "channel", name, reason, operator)
 
 
@@ -230,7 +231,7 @@ def resume_channel(settings: Settings, name: ChannelName) -> None:
 def pause_schedule(
     settings: Settings, name: ScheduleName, reason: Reason, operator: By = None
 ) -> None:
-    """Pause a schedule: no job is staged until it is resumed."""
+    """Pause a schedule. It stages no job until it is resumed."""
     _pause(settings, "schedule", name, reason, operator)
 
 
@@ -242,7 +243,7 @@ def resume_schedule(settings: Settings, name: ScheduleName) -> None:
 
 @subcommand(schedules, "run")
 def run_schedule_(settings: Settings, name: ScheduleName) -> None:
-    """Have a streamer stage one more job of a schedule now."""
+    """Tell a streamer to stage one more job of a schedule now."""
     with open_connections(settings, "schedules") as servers:
         run_schedule(servers.store, name)
     show(f"{name} is due now: a streamer that declares it stages its job within a second")
@@ -291,7 +292,7 @@ def adopt_channel_(
     name: Annotated[str, typer.Argument(help="Name of a retired channel.")],
     apply: Apply = False,
 ) -> None:
-    """Free the name of a retired channel for a new one."""
+    """Free the name of a retired channel for a new channel."""
     with open_connections(settings, "channels") as servers:
         adopt_channel(servers.store, servers.client, name, apply=apply)
     show(f"{'adopted' if apply else 'would adopt'} {name}: a pipeline may declare it again")
@@ -350,16 +351,14 @@ def asyncapi(
     settings: Settings,
     check: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Instead: list the breaking changes since this document."
-        ),
+        typer.Option(metavar="FILE", help="Only list the breaking changes since this document."),
     ] = None,
     title: Annotated[
         str | None, typer.Option(help="Title of the document; by default the value of --app.")
     ] = None,
     version: Annotated[str, typer.Option(help="Version of your application.")] = "1.0.0",
 ) -> None:
-    """Print channels and payloads as AsyncAPI 3; with --check, exits with 4 if a change breaks
+    """Print channels and payloads as AsyncAPI 3. With --check, exits with 4 if a change breaks
     readers or writers.
     """
     pipeline = require_pipeline(settings)

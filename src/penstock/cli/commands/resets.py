@@ -53,9 +53,9 @@ def checkpoint(
 
     Args:
         consumer: Name of the consumer.
-        to: The last offset that counts as applied, its place (rides/2 offset 4118), an end of the
-            journal, or a time (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago):
-            records staged since are applied again.
+        to: Last offset or place (rides/2 offset 4118) that counts as applied, an end of the
+            journal, or a time (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago).
+            Records staged at that time or later are applied again.
         resume: Resume halted shards.
     """
     if to is None and not resume:
@@ -113,7 +113,7 @@ def epoch(
     """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log.
 
     Args:
-        lost: Write the records that Postgres has lost, as lines of JSON.
+        lost: Write the records that Postgres has lost to FILE, as lines of JSON.
     """
     with ExitStack() as stack:
         servers = stack.enter_context(open_connections(settings, "reset"))
@@ -141,15 +141,14 @@ def source(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """After a source was restored, accept its history: the consumer goes back to the last record
-    that both histories have.
+    """Accept the history of a restored source. The consumer goes back to the last record that both
+    histories have.
 
     Args:
         consumer: Name of the consumer.
         name: Name of the source.
-        to: The last record that both histories have (rides@eu/2 offset 4118), if the source's
-            journal does not show it; or one after the checkpoint, to skip the records before
-            it.
+        to: Last record that both histories have (rides@eu/2 offset 4118), if the source's journal
+            does not show it. Or a place after the checkpoint, to skip the records up to there.
     """
     urls = settings.source_urls
     if name not in urls:
@@ -220,7 +219,7 @@ def ick(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Repair a damaged Ick: rename foreign content, and mark members again that may be lost."""
+    """Repair a damaged Ick: rename foreign content, and mark possibly lost members again."""
     with open_connections(settings, "reset") as servers:
         repairs = reset_ick(
             servers.store.connection, servers.client, channel, servers.pipeline, apply=apply
@@ -347,17 +346,18 @@ def replay(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Copy records of a log, by range or key, into another channel, as new records; continues an
+    """Copy records of a log, by range or key, into another channel, as new records. Continues an
     interrupted replay.
 
     Args:
-        channel: The log whose records are copied.
-        target: The target log, queue or Ick. A queue takes the key as tenant, an Ick as member.
-        start: The first offset of each shard, a place, or a time (2026-11-23T14:05+01:00, by
-            default UTC, or 2h for two hours ago): only records staged then or later. By default the
-            oldest record kept.
-        until: The last offset, or a time: only records staged before it. By default the newest
-            record when the replay begins.
+        channel: Log whose records are copied.
+        target: Target log, queue or Ick. A record's key becomes the tenant in a queue, and the
+            member in an Ick.
+        start: First offset of each shard, first place, or earliest staging time
+            (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago). By default, begin
+            with the oldest record.
+        until: Last offset, last place, or a time before which the records were staged. By default,
+            end with the record that is newest at the beginning.
         key: Only records of this key.
         again: Repeat a finished replay.
     """

@@ -39,12 +39,12 @@ def demo(
     console: Annotated[bool, typer.Option("--console")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a sample pipeline under crashes, repeated sends and a kill; exits with 4 if anything is
+    """Run a sample pipeline under crashes, repeated sends and a kill. Exits with 4 if anything is
     lost or doubled.
 
     Args:
         seconds: Minimum time of traffic.
-        reconcile: Also seed drift and repair it, and start a consumer from the tables.
+        reconcile: Also seed wrong rows and repair them, and start a consumer from the tables.
         console: Also show the run in a browser, and print the link. At a terminal, the console
             stays open at the end.
     """

@@ -41,7 +41,7 @@ def run(
     settings: Settings,
     consumer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run only this consumer; may be repeated."),
+        typer.Option(metavar="NAME", help="Run only this consumer. The option may be repeated."),
     ] = None,
     streamer: Annotated[
         bool, typer.Option(help="Whether this process also runs the streamer.")
@@ -104,7 +104,7 @@ def stream(
         bool, typer.Option("--drain", help="Exit when every staged record is published.")
     ] = False,
 ) -> None:
-    """Sequence and publish staged records; several streamers may run at once."""
+    """Sequence and publish staged records. Several streamers may run at once."""
     stop = Stop()
     pipeline = require_pipeline(settings)
     share = choose_share(settings)
@@ -135,13 +135,13 @@ def consume(
     shards: Annotated[str | None, typer.Option(metavar="0,1")] = None,
     begin: Annotated[str | None, typer.Option("--from", metavar="tables")] = None,
 ) -> None:
-    """Apply records with one consumer; several processes share its shards.
+    """Apply records with one consumer. Several processes divide its shards among themselves.
 
     Args:
         name: Name of the consumer.
         drain: Exit when the log has no more records.
         shards: Only these shards.
-        begin: Start a new consumer from the current canonical rows instead of from old records.
+        begin: Start a new consumer from the canonical tables instead of from old records.
     """
     stop = Stop()
     pipeline = require_pipeline(settings)
@@ -212,13 +212,13 @@ def work(
         typer.Argument(metavar="[NAME]...", help="Names of the workers; by default all."),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Exit when the queues are empty; jobs due later stay.")
+        bool,
+        typer.Option("--drain", help="Exit when the queues are empty, except for jobs due later."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Do the jobs of queues; several processes share them.
-
-    SIGTERM gives back unstarted jobs at once, a second Ctrl-C also running ones.
+    """Do the jobs of queues. Several processes share the jobs. SIGTERM gives unstarted jobs back at
+    once; a second Ctrl-C also gives running jobs back.
     """
     stop = Stop()
     pipeline = require_pipeline(settings)
