@@ -10,7 +10,7 @@ NAMED = re.compile(r"Guarantees? (\d+(?:(?:, | and )\d+)*)")
 
 
 def test_every_guarantee_has_a_test_and_every_test_its_guarantee() -> None:
-    promised = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
+    promised = {int(number) for number in re.findall(r"^- \*\*(\d+)\*\* ", PAGE.read_text(), re.MULTILINE)}
     proved = {
         int(number)
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -25,7 +25,7 @@ def test_every_guarantee_has_a_test_and_every_test_its_guarantee() -> None:
 
 
 def test_every_guarantee_has_a_mistake_that_breaks_it() -> None:
-    promised = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
+    promised = {int(number) for number in re.findall(r"^- \*\*(\d+)\*\* ", PAGE.read_text(), re.MULTILINE)}
     mistakes = tomllib.loads((ROOT / "tests" / "mutants" / "guarantees.toml").read_text())["defect"]
 
     assert {mistake["guarantee"] for mistake in mistakes} == promised
