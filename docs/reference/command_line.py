@@ -92,7 +92,7 @@ The [glossary](../glossary.md) explains the terms.
 | --- | --- |
 {codes}
 
-Every command takes these [settings](settings.md) as options: {common}. *Also* lists its other settings, `--apply`, `--json`, and arguments that are names. *As above* lists options that an earlier command of the group explains.
+Every command takes these [settings](settings.md) as options: {common}. *Also* lists its other settings, `--apply`, `--json`, and arguments that are names.
 
 {commands}
 """

@@ -43,7 +43,7 @@ class CommandEntry:
 
 _COMMANDS = """\
 Run     rocket_rides   demo          Run a sample pipeline under crashes, repeated sends and a kill. Exits with 4 if anything is lost or doubled.
-Run     installation   init          Create or upgrade Penstock's tables and the declared triggers. With --roles, create its roles instead.
+Run     installation   init          Create or upgrade Penstock's tables and the declared triggers. With --roles, show or create Penstock's roles.
 Run     services       run           Run the whole pipeline: the streamer and all consumers.
 Run     services       stream        Sequence and publish staged records. Several streamers may run at once.
 Run     services       consume       Apply records with one consumer. Several processes divide its shards among themselves.
@@ -56,8 +56,8 @@ Inspect lookups        tail          Print the records of a log with their paylo
 Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.
 Inspect lookups        explain       Explain why a record is not applied yet, and what to do. Exits with 0 if all its consumers have applied it, else with 1.
 Inspect health         doctor        Check for anything that endangers records. Exits with 1 if it finds an error, and with 3 if a server does not answer.
-Inspect probe          probe         Ask a process with --listen whether it is alive (/livez) or ready (/readyz). If not, prints why, and exits with 1.
-Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs. Exits with 4 if a record is.
+Inspect probe          probe         Ask a process with --listen whether it is alive (/livez) or ready (/readyz). If it is not, prints why, and exits with 1.
+Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs. Exits with 4 if it finds such a record.
 Repair  comparisons    reconcile     Compare the state of running consumers with the canonical tables. Exits with 4 if differences remain.
 Repair  resets         replay        Copy records of a log, by range or key, into another channel, as new records. Continues an interrupted replay.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.

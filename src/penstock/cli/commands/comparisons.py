@@ -48,7 +48,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Prove that no record is missing, doubled, changed or out of order, while everything runs.
-    Exits with 4 if a record is.
+    Exits with 4 if it finds such a record.
 
     Args:
         start: Begin at this offset of each shard, or with the records sequenced since this time; by
@@ -130,7 +130,7 @@ def reconcile(
         report: Write every differing key to DIR: as CSV if DIR ends with .csv, otherwise as
             Parquet, which needs Spark.
         values: Also show and report the rows of both sides, with all values.
-        resume: With --apply: continue the repairs of an interrupted run. Without such a run,
+        resume: With --apply: continue the repairs of an interrupted run. If no run was interrupted,
             compare everything.
         wait: Maximum wait for a consumer to pause at the cut.
     """

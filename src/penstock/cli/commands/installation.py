@@ -32,8 +32,8 @@ def init(
     role_prefix: str | None = None,
     apply: Apply = False,
 ) -> None:
-    """Create or upgrade Penstock's tables and the declared triggers. With --roles, create its roles
-    instead.
+    """Create or upgrade Penstock's tables and the declared triggers. With --roles, show or create
+    Penstock's roles.
 
     Args:
         sql: Only print the SQL.

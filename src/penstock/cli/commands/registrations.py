@@ -47,10 +47,9 @@ schedules = typer.Typer(no_args_is_help=True, help="Pause a schedule, resume it,
 ConsumerName = Annotated[str, typer.Argument(help="Name of the consumer.")]
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
 ScheduleName = Annotated[str, typer.Argument(help="Name of the schedule.")]
-Reason = Annotated[str, typer.Option("--reason", help="Reason that is shown with the pause.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason to show with the pause.")]
 By = Annotated[
-    str | None,
-    typer.Option("--by", help="Person who pauses it; by default the user of this machine."),
+    str | None, typer.Option("--by", help="Operator; by default the user of this machine.")
 ]
 
 
