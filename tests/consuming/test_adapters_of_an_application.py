@@ -13,8 +13,6 @@ from fixtures.all_kinds import STAGE, AllKinds, check_all_kinds
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.own_database  # a shared one would be emptied by the application's adapters
-
 TYPES = """bool int2 int4 int8 oid xid8 numeric float8 timestamptz timestamp date interval
 uuid bytea json jsonb inet int4[] int8[] text[] txid_snapshot int8range"""
 

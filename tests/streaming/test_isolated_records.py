@@ -20,8 +20,6 @@ from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
 
-pytestmark = pytest.mark.own_database
-
 DEFAULTS = {"channel": "'things'", "shard": "0", "created_at": "now()", "xid": "DEFAULT"}
 LAST_XID = "18446744073709551615"
 

@@ -25,8 +25,6 @@ from penstock.records import DEFAULT_SCOPE, Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-pytestmark = pytest.mark.own_database
-
 _numbers = count(1)
 
 # --- row-level security ---

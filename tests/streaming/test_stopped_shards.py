@@ -26,7 +26,6 @@ from penstock.records import Offset, Shard, ShardName
 from penstock.streaming import Streamer, tick
 
 pytestmark = [
-    pytest.mark.own_database,
     pytest.mark.things(entries="plain"),
     pytest.mark.channels("things", Ick("index", shards=2, keep=timedelta(0))),
 ]

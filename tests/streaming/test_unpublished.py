@@ -19,8 +19,6 @@ from penstock.errors import DamagedJournal
 from penstock.records import Epoch, Offset, Shard, ShardName
 from penstock.streaming.unpublished import BATCH_BYTES, unpublished
 
-pytestmark = pytest.mark.own_database
-
 SHARD = ShardName("things", Shard(0))
 EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 TIMES = [

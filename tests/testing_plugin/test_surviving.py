@@ -23,8 +23,6 @@ from penstock.testing import survives, surviving
 from penstock.testing.databases import delete_keys
 from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, copied, find_unstable, read_tables
 
-pytestmark = pytest.mark.own_database  # it is copied once its sessions have left
-
 THINGS, INDEX, JOBS = Log("things", shards=2), Ick("index", shards=1), Queue("jobs")
 NOTHING, OTHER_JOBS = Log("nothing", shards=1), Queue("others")
 
