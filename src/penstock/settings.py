@@ -101,9 +101,9 @@ class Settings:
     Attributes:
         app: The application's pipeline, as module:attribute. Python also searches the working
             directory.
-        database_url: The primary Postgres: postgresql://user:password@host/database. Without both
-            URLs, a command uses an embedded Postgres and Valkey at a terminal, or with
-            data_directory.
+        database_url: The primary Postgres: postgresql://user:password@host/database. If both URLs
+            are missing, a command at a terminal, or with data_directory, uses an embedded Postgres
+            and Valkey.
         redis_url: The Redis or Valkey of the log: redis://, redis+cluster:// or redis+sentinel://,
             with TLS rediss…, or unix://.
         sources: For a consumer of several sources: the Postgres of each source, by its name. In the

@@ -100,7 +100,7 @@ queue_messages                          gauge   sum channel,state       Messages
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that was due and is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that is ready for a reader.
 queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by another limit.
-queue_dwell_seconds                     gauge   max channel,tenants,percentile  Waits of messages until a reader got them, in the last minutes and the worst shard. A noisy tenant has 30 messages or more, and over a tenth of the queue; others are quiet.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited for a reader, in the last minutes and the worst shard. A noisy tenant has 30 messages or more, and over a tenth of the queue; others are quiet.
 queue_written_messages_total            counter sum channel             Messages written.
 queue_done_messages_total               counter sum channel             Messages done.
 queue_dead_lettered_messages_total      counter sum channel             Messages dead-lettered at their deadline.
