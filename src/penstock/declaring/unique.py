@@ -32,8 +32,8 @@ class Unique:
         name: The name.
         until: The message holds it while it is ``queued`` (until a reader gets it), or while it is
             ``running`` as well (until it is done or dead).
-        window: Instead of ``until``: how long the message holds it from writing, whatever becomes
-            of it.  Seconds, a ``timedelta``, or a text such as ``"10m"``.
+        window: Instead of ``until``: how long the message holds it from writing, unless it is
+            cancelled or deleted.  Seconds, a ``timedelta``, or a text such as ``"10m"``.
         within: Where no other message has it: in the ``queue``, over all tenants, or of the same
             ``tenant``.  Without a pipeline, a queue of several shards takes ``tenant`` alone.
     """
