@@ -55,12 +55,7 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         12,
         [(f"max by (consumer, channel) (penstock_consumer_lag_seconds{OF})", "{{consumer}} {{channel}}")],
     ),
-    (
-        "From staging to the handler",
-        "s",
-        12,
-        [(_quantile(n, "stage_to_handler_seconds"), f"p{n}") for n in (50, 95, 99)],
-    ),
+    ("From staging to COMMIT", "s", 12, [(_quantile(n, "stage_to_commit_seconds"), f"p{n}") for n in (50, 95, 99)]),
     ("A handler's call", "s", 12, [(_quantile(n, "handler_duration_seconds"), f"p{n}") for n in (50, 95, 99)]),
     (
         "Calls of handlers a second, by error",

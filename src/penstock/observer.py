@@ -140,8 +140,9 @@ class Delivery:
         channel: The channel that it reads.
         counts: How many were ``applied``, ``skipped``, ``dead``, ``backfilled``, ``cancelled``,
             ``snoozed``, ``retried``, ``stale``; those that are 0 are missing.
-        latencies_us: Microseconds from staging to the handler, of each that was applied, by
-            Postgres' clock; none of jobs.
+        latencies_us: Microseconds from staging to the COMMIT of the effect, of each that was
+            applied: to the lock of the checkpoint by Postgres' clock, from there by the process';
+            none of jobs.
         trace: Trace id of the span that the last of these was handled in; None if none is recorded.
     """
 

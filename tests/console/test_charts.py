@@ -66,11 +66,11 @@ def write_scrapes(path: Path, now: int) -> None:
         for schema, at in product(("penstock", "other"), times):
             labels = f'schema="{schema}",channel="jobs",tenants="{tenants}",percentile="{percentile}"'
             lines.append(f"penstock_queue_dwell_seconds{{{labels}}} {seconds if schema == 'penstock' else 99} {at}")
-    lines.append("# TYPE penstock_stage_to_handler_seconds histogram")
+    lines.append("# TYPE penstock_stage_to_commit_seconds histogram")
     for schema, process, (bound, rate), at in product(("penstock", "other"), "12", LATENCIES.items(), times):
         labels = f'schema="{schema}",instance="{process}",consumer="a",channel="things",le="{bound}"'
         count = (rate if schema == "penstock" else 100) * (at - start)
-        lines.append(f"penstock_stage_to_handler_seconds_bucket{{{labels}}} {count} {at}")
+        lines.append(f"penstock_stage_to_commit_seconds_bucket{{{labels}}} {count} {at}")
     path.write_text("\n".join([*lines, "# EOF\n"]))
 
 

@@ -10,6 +10,7 @@ import pytest
 import redis
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.jobs import Bench
 from fixtures.reader import ALL, Reader, apply
@@ -79,6 +80,34 @@ def test_what_is_committed_is_counted_once_and_a_dead_letter_is_named(reader: Re
     assert Counter(call.error for call in calls)["ValueError"] >= 2
     assert len(calls) == len(only(events, HandlerBegan))
     assert sum(call.records for call in calls if call.error is None) == 19
+
+
+SLOW_COMMIT = """
+CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER dawdle AFTER INSERT ON public.effects DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (NEW.key = 'k1') EXECUTE FUNCTION public.dawdle();
+"""
+"""Makes a COMMIT slow."""
+
+
+@pytest.mark.parametrize("counts", [(3,), (3, 3)], ids=["a shard", "several together"])
+def test_a_latency_lasts_until_the_effect_is_committed(
+    reader: Reader, events: list[Event], connection: Connection, counts: tuple[int, ...], set_constants: SetConstants
+) -> None:
+    set_constants("consuming.log.log_worker", TOGETHER_S=3600.0)
+    reader.declare(apply)
+    worker = reader.worker()
+    reader.stage(1)
+    worker.drain()  # how long a record takes is known from now on
+    events.clear()
+    connection.execute(SLOW_COMMIT.encode())
+    reader.stage(*counts)
+    worker.drain()
+
+    [latencies] = [delivery.latencies_us for delivery in only(events, Delivery) if delivery.latencies_us]
+    [call] = only(events, HandlerEnded)
+    assert len(latencies) == call.records == sum(counts)
+    assert min(latencies) / 1e6 >= call.seconds + 0.3
 
 
 @pytest.mark.usefixtures("twenty_records")

@@ -304,7 +304,7 @@ def test_workers_answer_probes_and_have_metrics_of_what_they_have_done(
         texts = (ask(port, path="/metrics")[1] for port in ports)
         return sum(float(value) for text in texts for value in re.findall(f"{which}.*}} (.*)", text))
 
-    counted = ['outcome="applied"', "stage_to_handler_seconds_count", 'step="added"']
+    counted = ['outcome="applied"', "stage_to_commit_seconds_count", 'step="added"']
     eventually(lambda: [count(each) for each in counted] == [1000] * 3, "all records are applied and counted")
     assert connection.execute("SELECT FROM public.effects").rowcount == 1000
 

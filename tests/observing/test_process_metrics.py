@@ -60,8 +60,8 @@ SAMPLES: dict[tuple[str, ...], float] = {
     ("delivered_records_total", "things", HOSTILE, "applied"): 5,
     ("delivered_records_total", "things", HOSTILE, "dead"): 1,
     ("delivered_records_total", "things", HOSTILE, "skipped"): 5,
-    ("stage_to_handler_seconds_count", "things", HOSTILE): 3,
-    ("stage_to_handler_seconds_sum", "things", HOSTILE): 700.302,
+    ("stage_to_commit_seconds_count", "things", HOSTILE): 3,
+    ("stage_to_commit_seconds_sum", "things", HOSTILE): 700.302,
     ("handler_duration_seconds_count", "things", HOSTILE, ""): 2,
     ("handler_duration_seconds_sum", "things", HOSTILE, ""): 2.25,
     ("handler_duration_seconds_count", "things", HOSTILE, "ValueError"): 1,
@@ -113,7 +113,7 @@ def test_a_histogram_has_each_value_in_its_bucket(batches: list[list[int]]) -> N
     values: list[Any] = [us / 1e6 for batch in batches for us in batch]
     found = samples(metrics) if values else {}
     for (name, *labels), count in found.items():
-        if name in {"penstock_stage_to_handler_seconds_bucket", "penstock_round_duration_seconds_bucket"}:
+        if name in {"penstock_stage_to_commit_seconds_bucket", "penstock_round_duration_seconds_bucket"}:
             [bound] = set(labels) - {"c", "things"}
             assert count == sum(value <= float(bound) for value in values)
 
@@ -141,7 +141,7 @@ def test_a_bucket_has_the_trace_of_its_last_value_in_the_format_that_can_show_it
     assert found == {
         ("handler_duration_seconds_bucket", "0.5"): (("trace_id", "b" * 32), 0.4),
         ("handler_duration_seconds_bucket", "2.5"): (("trace_id", "c" * 32), 2.0),
-        ("stage_to_handler_seconds_bucket", "0.005"): (("trace_id", "d" * 32), 0.003),
+        ("stage_to_commit_seconds_bucket", "0.005"): (("trace_id", "d" * 32), 0.003),
     }
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
     assert "handler_duration_seconds_bucket" in plain

@@ -298,7 +298,7 @@ def test_a_latency_leads_to_the_trace_in_which_it_was_measured(
     metrics, names = ProcessMetrics(pipeline), {"handler_duration"}
     parts: Any = {"tenant": "t"}
     if channel is ORDERS:
-        names.add("stage_to_handler")
+        names.add("stage_to_commit")
         parts = {"key": "1"}
     (pipeline.worker if channel is JOBS else pipeline.consumer)(reads=channel, name="reader", **options)(handler)
     with in_span(), Session(application) as session, session.begin():

@@ -49,7 +49,7 @@ class Moment:
     lag: float | None  # records that consumers have not passed, of all together
     dwell_p50: float | None  # seconds that a job waited for a worker, in the worst queue
     dwell_p99: float | None
-    latency_p50: float | None = None  # seconds from staging to the handler
+    latency_p50: float | None = None  # seconds from staging to COMMIT
     latency_p95: float | None = None
     latency_p99: float | None = None
 
@@ -78,7 +78,7 @@ def make_queries(schema: str, rate_s: int) -> dict[str, str]:
     def rate(name: str) -> str:
         return f"rate(penstock_{name}{{{labels}}}[{rate_s}s])"
 
-    latency = f"sum by (le) ({rate('stage_to_handler_seconds_bucket')})"
+    latency = f"sum by (le) ({rate('stage_to_commit_seconds_bucket')})"
     return {
         "sequenced": total(rate("sequenced_records_total")),
         "published": total(rate("published_records_total")),

@@ -216,6 +216,7 @@ class Deliverer(Generic[Item]):
             # They come first, as a part of their own.
             delivery.parts[:0] = [(delivered.missing, NO_FAILURE), (part, state)]
         self._refusals.count_applied(delivered.applied)
+        delivered.measure(delivery.transaction.committed_us)
         if delivered.applied:
             self._repeats.end(delivery.shard)
         delivery.total.add(delivered)

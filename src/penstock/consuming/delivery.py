@@ -330,7 +330,7 @@ class Counts:
     retried: int = 0  # jobs that have failed, and wait for another attempt
     # jobs whose lease had ended when their handler returned: nothing of it was committed
     stale: int = 0
-    # for each applied record the time from staging to its handler, by Postgres' clock
+    # for each applied record the time from staging to COMMIT, as far as it was measured
     latencies_us: list[int] = field(default_factory=list)
 
     def count(self, other: "Counts") -> None:
@@ -362,6 +362,18 @@ class Delivered(Counts):
     # delivered first
     missing: Sequence[Any] = ()
     members: list[bytes] = field(default_factory=list)  # members of an Ick that need not come again
+    # when the applied records were staged, and when their checkpoint was locked: microseconds since
+    # 1970 by Postgres' clock
+    staged_us: Sequence[int] = ()
+    clock_us: int = 0
+
+    def measure(self, committed_us: int) -> None:
+        """Notes the latencies of records whose COMMIT was so long after the lock."""
+        now = self.clock_us + committed_us
+        if self.staged_us and max(self.staged_us) > now:  # Postgres' clock was set back
+            self.latencies_us = [max(0, now - time_us) for time_us in self.staged_us]
+        else:
+            self.latencies_us = [now - time_us for time_us in self.staged_us]
 
     @property
     def is_stopped(self) -> bool:

@@ -116,11 +116,8 @@ class IckMembers:
                     position=checkpoint.offset,
                     applied=len(members),
                     members=[member.member for member in members],
-                    latencies_us=[
-                        max(0, checkpoint.clock_us - member.since_us)
-                        for member in members
-                        if member.since_us
-                    ],
+                    staged_us=[member.since_us for member in members if member.since_us],
+                    clock_us=checkpoint.clock_us,
                 ),
                 [*texts],  # the handler's own: it may take members from it
                 [Advance(checkpoint, checkpoint.offset, applied=len(members))],

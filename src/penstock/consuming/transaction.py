@@ -105,7 +105,8 @@ class HandlerTransaction:
         self._caller = make_caller(setup, in_task=in_task)
         self._engine = self._caller.engine.execution_options(isolation_level=consumer.isolation)
         self._connection: EngineConnection | None = None
-        self._called_at = 0.0
+        self._called_at = self._locked_at = 0.0
+        self.committed_us = 0  # from the last transaction's locks to the answer to its COMMIT
         self._trace: str | None = None
         self._xid = ""
         self._reached: dict[ShardName, Offset] = {}
@@ -168,6 +169,7 @@ class HandlerTransaction:
             if planned.advances:
                 self._advance(store, planned.advances)
             commit(transaction)  # of SQLAlchemy's: nothing is sent if Postgres has committed
+            self.committed_us = int((monotonic() - self._locked_at) * 1e6)
         crashpoint(f"{name}.after_commit")
         return planned.result
 
@@ -178,6 +180,7 @@ class HandlerTransaction:
         try:
             with postgres_errors(f"locking checkpoints of {self._consumer.name}"):
                 locked = self._checkpoints.lock(store, shards)
+                self._locked_at = monotonic()
                 self._xid = ""
                 for checkpoint in locked.values():
                     check_same_server(checkpoint.server_start_us, self._server_start_us)

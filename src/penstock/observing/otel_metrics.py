@@ -58,8 +58,8 @@ class OpenTelemetryMetrics:
         self._process = histogram("messaging.process.duration", "Time of a handler's call.")
         self._round = histogram("penstock.round.duration", "Time of a round.")
         self._latency = histogram(
-            "penstock.stage_to_handler.duration",
-            f"From staging to the handler, of at most {SAMPLES} records of a batch.",
+            "penstock.stage_to_commit.duration",
+            f"From staging to COMMIT, of at most {SAMPLES} records of a batch.",
         )
         self._batch = histogram(
             "penstock.handler.batch.records",

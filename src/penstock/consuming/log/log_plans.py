@@ -81,8 +81,8 @@ class LogItems(Items[Placed], Protocol[Placed]):
     ) -> None:
         """Notes at dead letters that later records of their keys are applied."""
 
-    def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Placed], /) -> list[int]:
-        """Returns for each record the time from staging to its handler; empty if nobody knows."""
+    def staged_us(self, fresh: Sequence[Placed], /) -> Sequence[int]:
+        """Returns when each record was staged, in microseconds; empty if nobody knows."""
 
 
 class LogPlans(Generic[Placed]):
@@ -288,7 +288,8 @@ class LogPlans(Generic[Placed]):
             position=_end(checkpoint, due) if position is None else position,
             applied=len(due.fresh),
             skipped=due.skipped,
-            latencies_us=self._items.latencies_us(checkpoint, due.fresh),
+            staged_us=self._items.staged_us(due.fresh),
+            clock_us=checkpoint.clock_us,
         )
 
 
@@ -416,14 +417,8 @@ class LogRecords:
         keys = fresh.keys if isinstance(fresh, Records) else [record.key for record in fresh]
         self._dead_letters.note_later(store, shard, keys, get_offsets(fresh))
 
-    def latencies_us(self, checkpoint: Checkpoint, fresh: Sequence[Record]) -> list[int]:
-        """Measures by Postgres' clock at the checkpoint's lock."""
-        staged_us = (
-            fresh.staged_us
-            if isinstance(fresh, Records)
-            else [record.staged_us for record in fresh]
-        )
-        now = checkpoint.clock_us
-        if staged_us and max(staged_us) > now:  # Postgres' clock was set back
-            return [max(0, now - time_us) for time_us in staged_us]
-        return [now - time_us for time_us in staged_us]
+    def staged_us(self, fresh: Sequence[Record]) -> Sequence[int]:
+        """Makes no record for each of ``Records``."""
+        if isinstance(fresh, Records):
+            return fresh.staged_us
+        return [record.staged_us for record in fresh]

@@ -262,6 +262,7 @@ class LogWorker(Worker, Generic[Placed]):
             return {}
         total = Counts()
         for delivered in together.values():
+            delivered.measure(transaction.committed_us)
             total.count(delivered)
         transaction.report(total)
         return together

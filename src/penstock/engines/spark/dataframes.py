@@ -131,7 +131,7 @@ class FramePlaces:
         first, last = fresh[0].offset, fresh[-1].offset
         self._dead_letters.note_later_range(store, shard, first, last)
 
-    def latencies_us(self, *_: object) -> list[int]:
+    def staged_us(self, *_: object) -> list[int]:
         """Returns none: only Spark knows when the records were staged."""
         return []
 
