@@ -10,7 +10,9 @@ one.  Everything that a command prints and every line of its log goes through he
 import codecs
 import dataclasses
 import json
+import os
 import re
+import socket
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -117,6 +119,11 @@ def format_memory(value: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.3g} {unit}"
+
+
+def find_process() -> str:
+    """Returns the host, without its domain, and the id of this process: ``web-1:4711``."""
+    return f"{socket.gethostname().partition('.')[0]}:{os.getpid()}"
 
 
 @cache

@@ -1,5 +1,6 @@
 """A console on a pipeline with something in every state, and visitors with any rights."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,8 @@ from starlette.testclient import TestClient
 
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.console import Visitor, make_console
-from penstock.console.access import Right
+from penstock.console.access import Entrance, Right, User
+from penstock.console.serving import served
 from penstock.console.web_application import Console
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
@@ -19,6 +21,8 @@ from penstock.database.store import Store
 from penstock.streaming import Streamer
 
 THINGS, INDEX, JOBS = Log("things", shards=2, keep=timedelta(hours=1)), Ick("index", shards=1), Queue("jobs")
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m'\"{{7*7}}"
 """A key that would do something if it were not escaped."""
@@ -115,3 +119,37 @@ def see_as(console: Console, visitors: Visitors) -> Iterator[As]:
             return client
 
         yield become
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    """A browser."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def address(driver: Any, flow: Pipeline, scene: int, database_url: str, redis_url: str) -> Iterator[str]:
+    """The console's, in which the browser has come in by the link."""
+    assert scene
+    console = make_console(
+        flow,
+        database_url,
+        redis_url,
+        access=Entrance({"ann": User(Visitor("ann"), None)}, token="once"),
+        acting_database_url=database_url,
+        hosts={"127.0.0.1"},
+    )
+    with served(console) as port:
+        driver.get_log("performance")
+        driver.get(f"http://127.0.0.1:{port}/enter?token=once")
+        yield f"http://127.0.0.1:{port}"

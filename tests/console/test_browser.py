@@ -2,9 +2,9 @@
 
 import base64
 import json
-import shutil
+import re
+import socket
 import subprocess
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,18 @@ from sqlalchemy.orm import Session
 from console.conftest import THINGS
 from console.test_console_matrix import EXAMPLES, LETTER
 from console.test_console_matrix import PATHS as SHOWN
+from fixtures.command_line import CommandLine
 from fixtures.postgres import engine_url
 from penstock import Pipeline, stage
-from penstock.console import Visitor, make_console
-from penstock.console.access import Entrance, User
-from penstock.console.serving import served
 from penstock.database.connections import Connection
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 pytestmark = [
     pytest.mark.slow,  # minutes: a browser, axe on every page, and pages that ask every few seconds
     pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="apt-get install chromium chromium-driver"),
 ]
 
 PATHS = tuple(
@@ -46,36 +42,6 @@ PATHS = tuple(
     )
 )
 """A page of each route, plans included, all that shows something else, an error and the log-in."""
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield started
-    started.quit()
-
-
-@pytest.fixture
-def address(driver: Any, flow: Pipeline, scene: int, database_url: str, redis_url: str) -> Iterator[str]:
-    """The console's, in which the browser has come in by the link."""
-    assert scene
-    console = make_console(
-        flow,
-        database_url,
-        redis_url,
-        access=Entrance({"ann": User(Visitor("ann"), None)}, token="once"),
-        acting_database_url=database_url,
-        hosts={"127.0.0.1"},
-    )
-    with served(console) as port:
-        driver.get_log("performance")
-        driver.get(f"http://127.0.0.1:{port}/enter?token=once")
-        yield f"http://127.0.0.1:{port}"
 
 
 def requests(driver: Any) -> list[tuple[str, int]]:
@@ -332,6 +298,47 @@ def test_a_letter_is_retried_by_its_plan_and_not_by_one_that_has_changed(
 
     assert (before, connection.execute(requested).fetchall()) == ([(False,)], [(True,)])
     assert "retry requested" in read(driver, "main")
+
+
+RELEASES = """
+return [...document.querySelectorAll("table:first-of-type tbody tr")].map((row) => [...row.cells].map((cell) => cell.innerText))
+  .filter((cells) => cells[0] === "reader").map((cells) => [cells[1], cells[2].split(" ")[0]]).sort();
+"""
+
+
+def test_a_rolling_deploy_shows_both_releases_until_the_old_one_has_stopped(
+    driver: Any, address: str, penstock: CommandLine, connection: Connection
+) -> None:
+    """Two processes of one host, each with the release of its own installation."""
+    connection.execute("CREATE TABLE public.effects (id bigint)")
+    running = []
+
+    def start(release: str) -> tuple[str, str]:
+        installed = penstock.directory / release / f"penstock_outbox-{release}.dist-info"
+        installed.mkdir(parents=True)
+        (installed / "METADATA").write_text(f"Name: penstock-outbox\nVersion: {release}\n")
+        penstock.environment["PYTHONPATH"] = str(installed.parent)
+        running.append(penstock.start_installed("consume", "reader"))
+        return release, f"{socket.gethostname().partition('.')[0]}:{running[-1].pid}"
+
+    def shown() -> list[tuple[str, str]]:
+        return [tuple(row) for row in driver.execute_script(RELEASES)]
+
+    driver.get(address + "/workers")
+    try:
+        old = start("7.0.0")
+        eventually(lambda: shown() == [old], "the old release", timeout_s=60)
+        new = start("7.1.0")
+        eventually(lambda: shown() == [old, new], "both", timeout_s=60)
+        assert re.search(r"Several releases run: .*7\.0\.0 \(\d+ connections?\).*7\.1\.0", read(driver, ".note"))
+        running[0].terminate()
+        assert running[0].wait(60) == 0
+        eventually(lambda: shown() == [new], "only the new one", timeout_s=60)
+        assert "7.0.0" not in read(driver, "main")
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 def test_a_hidden_page_asks_for_nothing(driver: Any, address: str) -> None:

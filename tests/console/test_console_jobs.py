@@ -7,9 +7,7 @@ from html import unescape
 from io import StringIO
 from urllib.parse import parse_qsl, urlsplit
 
-import psycopg
 import pytest
-from markupsafe import escape
 
 from console.conftest import As
 from console.test_console_actions import plan
@@ -17,7 +15,6 @@ from fixtures.constants import SetConstants
 from penstock.console.access import RIGHTS
 from penstock.console.reading import HIDDEN
 from penstock.database.connections import Connection, connect_postgres
-from penstock.display import find_release
 
 pytestmark = pytest.mark.usefixtures("scene")
 
@@ -149,49 +146,6 @@ def test_rows_are_exported_as_csv_and_as_a_json_object_a_line(see_as: As, connec
     assert "/dead-letters.csv?consumer=refuses" in client.get("/dead-letters?consumer=refuses").text
     assert "1+1" not in see_as("see").get("/dead-letters.csv").text
     assert see_as().get("/dead-letters.csv").status_code == 401
-
-
-def test_a_mix_of_releases_is_shown_on_the_page_of_workers(see_as: As, database_url: str) -> None:
-    """Whatever a session writes into its name, it is shown as text."""
-    client, hostile = see_as("see"), "<img src=x onerror=steal()>\"'"
-    before = client.get("/workers").text
-    with (
-        connect_postgres(database_url, application="consumer applies"),
-        psycopg.connect(database_url, application_name="penstock consumer refuses"),
-        psycopg.connect(database_url, application_name=f"penstock streamer/{hostile}"),
-    ):
-        page, rows = client.get("/workers").text, client.get("/workers.json").json()
-
-    assert "Several releases run" not in before
-    assert re.search(rf"Several releases run: .*{find_release()} \(\d+ connections?\).*unknown \(1 connection\)", page)
-    assert "<img src=x" not in page
-    assert f"<td>{escape(hostile)}</td>" in page
-    shown = {(row["application"], row["release"]) for row in rows}
-    assert shown >= {
-        ("penstock consumer applies", find_release()),
-        ("penstock consumer refuses", None),
-        ("penstock streamer", hostile),
-    }
-
-
-def test_a_worker_has_its_busy_connections_and_when_it_was_last_heard_from(see_as: As, database_url: str) -> None:
-    client, worker = see_as("see"), "consumer applies"
-    with (
-        connect_postgres(database_url, application=worker) as busy,
-        connect_postgres(database_url, application=worker),
-        connect_postgres(database_url, application="metrics"),
-        busy.transaction(),
-    ):
-        busy.execute("SELECT 1")
-        text = client.get("/workers").text
-
-    page = re.findall(
-        r'<th scope="row">(?:<a [^>]*>)?([\w ]+)(?:</a>)?</th><td>(.*?)</td><td>.*?</td>'
-        r'<td class="n">(\d+)</td><td class="n">(.+?)</td><td>(<time)',
-        text,
-    )
-    release = find_release()
-    assert {("applies", release, "2", "1", "<time"), ("metrics", release, "1", "0", "<time")} <= {*page}
 
 
 def test_schedules_icks_and_workers_have_pages(

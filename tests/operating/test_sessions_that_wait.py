@@ -1,6 +1,7 @@
 """Consumers that make no progress: who holds the lock that they wait for, or that their handler takes long, wherever it is shown."""
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres, name_application
 from penstock.database.store import Store
-from penstock.display import find_release
+from penstock.display import find_process, find_release
 from penstock.embedded import EmbeddedPostgres
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
@@ -182,8 +183,11 @@ def test_a_session_belongs_to_the_consumer_whose_name_it_has_as_far_as_postgres_
     assert not session.belongs_to(f"x{name[1:]}")
 
 
-@pytest.mark.parametrize(("length", "is_named"), [(1, True), (MOST, True), (MOST + 1, False), (63, False)])
-def test_a_session_names_its_release_where_postgres_does_not_cut_it(
+@pytest.mark.parametrize(
+    ("length", "is_named"),
+    [(1, True), (MOST - 8, True), (MOST - 1, True), (MOST, True), (MOST + 1, False), (63, False)],
+)
+def test_a_session_names_its_release_and_its_process_where_postgres_does_not_cut_them(
     connection: Connection, database_url: str, length: int, *, is_named: bool
 ) -> None:
     name = "r" * length
@@ -191,6 +195,11 @@ def test_a_session_names_its_release_where_postgres_does_not_cut_it(
         [listed] = [each for each in list_sessions(Store(connection)) if each.pid == other.info.backend_pid]
 
     assert listed.release == (find_release() if is_named else None)
+    if listed.process is None:
+        assert length > MOST - len(f"/:{os.getpid()}")
+    else:
+        assert f"/{find_process()}".endswith(listed.process)
+        assert listed.process.endswith(f":{os.getpid()}")
     assert listed.consumer == name[: 63 - len(APPLICATION)]
     assert WorkerSession(name_application(f"consumer {name}")[:63], 1, "handler", None).belongs_to(name)
 

@@ -16,7 +16,13 @@ from fixtures.intervals import maintain_now
 from fixtures.postgres import engine_url
 from fixtures.roles import As, try_logins
 from penstock import Job, Pipeline, Queue, cancel, stage
-from penstock.channels.queue.inspection import busiest_tenants, check_queues, explain_messages, oldest_messages
+from penstock.channels.queue.inspection import (
+    busiest_tenants,
+    check_queues,
+    count_leases,
+    explain_messages,
+    oldest_messages,
+)
 from penstock.clients import FairQueue
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
@@ -133,6 +139,7 @@ def look_into_the_queue(actor: Actor) -> None:
         [found] = oldest_messages(client, "penstock", JOBS.shard_names, 1)
         assert explain_messages(client, "penstock", [(found.shard, found.facts["id"])])[found.facts["id"]]
         assert busiest_tenants(client, "penstock", JOBS.shard_names, 1)[0]
+        assert count_leases(client, "penstock", JOBS.shard_names) == ({}, True)
         assert not check_queues(client, "penstock", JOBS.shard_names)[found.shard].apart
         assert queue.stats().length
         assert queue.dead_letters() == []

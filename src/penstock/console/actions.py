@@ -7,7 +7,7 @@ their own, which the console has only if it was given one.  Nothing here calls a
 import hashlib
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -273,12 +273,11 @@ MAX_CHOSEN = 10_000
 def _plan_retry(servers: ActingServers, form: Form) -> Plan:
     store = servers.store
     letter = _find_letter(store, form)
-    command = f"penstock dead-letters retry {letter.consumer} '{letter.place}'"
     if letter.superseded_by:
         raise Refused(
             f"a later record of its key was applied since, at {letter.superseded_by}: a retry "
-            "would bring back the older state. "
-            f"To retry it anyway: {command} --superseded"
+            "would bring back the older state. To retry it anyway: "
+            f"penstock dead-letters retry {letter.consumer} '{letter.place}' --superseded"
         )
     name = letter.consumer
     changes = [
@@ -290,13 +289,22 @@ def _plan_retry(servers: ActingServers, form: Form) -> Plan:
         changes.append(
             "A retry has already been requested, and no worker has taken it yet: is one running?"
         )
+    retry = partial(letters.request_retries, store, [letter])
+    plan = _make_letter_plan("retry", letter, changes, retry)
+    return replace(plan, command=f"{plan.command} --parked") if letter.parked else plan
+
+
+def _make_letter_plan(
+    verb: str, letter: DeadLetterRow, changes: Sequence[str], act: Callable[[], object]
+) -> Plan:
+    values = letter.consumer, letter.channel, str(letter.shard), str(letter.offset)
     return Plan(
-        f"Retry the dead letter of {letter.consumer} at {letter.place}",
+        f"{verb.capitalize()} the dead letter of {letter.consumer} at {letter.place}",
         tuple(changes),
-        command + (" --parked" if letter.parked else ""),
-        {name: form[name] for name in LETTER_FIELDS},
+        f"penstock dead-letters {verb} {letter.consumer} '{letter.place}'",
+        dict(zip(LETTER_FIELDS, values, strict=True)),
         f"/dead-letters?consumer={quote(letter.consumer)}",
-        lambda _: [letters.request_retries(store, [letter])],
+        lambda _: _run(act),
     )
 
 
@@ -342,18 +350,11 @@ def _plan_letters(verb: str, servers: ActingServers, form: Form) -> Plan:
 
 
 def _plan_drop(servers: ActingServers, form: Form) -> Plan:
-    store = servers.store
-    letter = _find_letter(store, form)
-    place = str(letter.place)
-    return Plan(
-        f"Drop the dead letter of {letter.consumer} at {place}",
-        (f"Record {letter.record_id} will never take effect in {letter.consumer}.",),
-        f"penstock dead-letters drop {letter.consumer} '{place}' --apply",
-        {name: form[name] for name in LETTER_FIELDS},
-        f"/dead-letters?consumer={quote(letter.consumer)}",
-        lambda _: [letters.drop(store, [letter])],
-        confirm=letter.consumer,
-    )
+    letter = _find_letter(servers.store, form)
+    change = f"Record {letter.record_id} will never take effect in {letter.consumer}."
+    drop = partial(letters.drop, servers.store, [letter])
+    plan = _make_letter_plan("drop", letter, [change], drop)
+    return replace(plan, command=f"{plan.command} --apply", confirm=letter.consumer)
 
 
 def _plan_cancel(servers: ActingServers, form: Form) -> Plan:

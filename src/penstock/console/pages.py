@@ -5,7 +5,7 @@ and reasons, which may quote what a handler has said of a record.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -33,7 +33,6 @@ from penstock.operating.jobs.queue_limits import KINDS, list_limits
 from penstock.operating.pausing import list_actions
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, ShardStatus, Status
 from penstock.operating.tracing.causes import trace
-from penstock.operating.worker_sessions import ProcessSession, list_sessions
 from penstock.records import Offset, Place, RecordId, Shard, ShardName, parse_place
 
 LETTERS = 100
@@ -411,7 +410,7 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> PageCo
         "story": job_pages.conceal_story(story, visitor),
         "payload": payload,
     }
-    return PageContent(values, letter)
+    return PageContent(values, letter, is_partial=bool(story and story.redis))
 
 
 def _read_schedules(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -431,16 +430,10 @@ def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
 
 
 def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> PageContent:
-    with reading.postgres() as store:
-        sessions = list_sessions(store)
-    workers: dict[tuple[str | None, ...], list[ProcessSession]] = defaultdict(list)
-    for session in sessions:
-        workers[session.application, session.release, session.host].append(session)
-    values = {
-        "releases": Counter(sorted(session.release or "unknown" for session in sessions)),
-        "workers": list(workers.values())[:LETTERS],
-    }
-    return PageContent({**values, **_cut("sessions", sessions, LETTERS)}, sessions)
+    read = reading.workers.get()
+    releases = Counter(sorted(session.release or "unknown" for session in read.sessions))
+    values = {"releases": releases, "note": read.note, **_cut("workers", read.processes, LETTERS)}
+    return PageContent(values, {"processes": read.processes, "sessions": read.sessions})
 
 
 def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -459,7 +452,8 @@ def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
             for result in results
         ]
     results.sort(key=lambda result: ("error", "warning", "ok").index(result.grade))
-    return PageContent(_cut("results", results, LETTERS), results)
+    is_partial = any(result.unreachable for result in results)
+    return PageContent(_cut("results", results, LETTERS), results, is_partial=is_partial)
 
 
 def _find_class(reason: str) -> str:
@@ -505,7 +499,7 @@ PAGES: Mapping[str, Page] = {
         Page("consumer.html", _read_consumer, "/consumers/{name}"),
         Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),
         Page("letter.html", _read_letter, _LETTER, is_live=False),
-        Page("workers.html", _read_workers, "/workers", "Workers", is_live=False),
+        Page("workers.html", _read_workers, "/workers", "Workers"),
         Page("schedules.html", _read_schedules, "/schedules", "Schedules"),
         Page("icks.html", _read_icks, "/icks", "Icks"),
         Page("reconciliations.html", _read_reconciliations, "/reconciliations", "Reconciliations"),

@@ -27,6 +27,7 @@ from penstock.errors import ServerUnavailable
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
+from penstock.operating.worker_sessions import Processes, read_processes
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Scope
 
@@ -159,6 +160,7 @@ class Reading:
         self.doctor = Shared(
             self._diagnose, "the doctor is still examining the servers: one of them does not answer"
         )
+        self.workers = Shared(self._read_workers, "the list of processes does not come in time")
         self.charts: Mapping[str, Shared[list[Moment]]] = {}
         if prometheus_url is not None:
             ask = partial(ask_prometheus, prometheus_url, self.scope.schema)
@@ -186,6 +188,11 @@ class Reading:
     def _diagnose(self) -> list[CheckResult]:
         with self.postgres() as store, self.redis() as client:
             return diagnose(store, client, self.pipeline)
+
+    def _read_workers(self) -> Processes:
+        status = self.sampler.look().status
+        with self.postgres() as store, self.redis() as client:
+            return read_processes(store, client, () if status is None else status.leased)
 
     def status(self, visitor: Visitor) -> tuple[Sample, Status]:
         """Returns the last sample, which may be old, and what a visitor may see of its status."""
@@ -242,6 +249,8 @@ class PageContent:
     values: Mapping[str, Any]  # for its template
     json: Any  # the same as JSON
     sample: Sample | None = None  # the sample that it shows, which may be old
+    # true if a server did not answer: the page asks again until nothing of it is missing
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from penstock.database.transactions import (
     set_local_in_one,
     table_settings,
 )
-from penstock.display import find_release
+from penstock.display import find_process, find_release
 from penstock.errors import InvalidSetting
 
 EXAMPLE = "postgresql://host/database"
@@ -350,13 +350,18 @@ APPLICATION_BYTES = 63
 
 
 def name_application(application: str) -> str:
-    """Returns the application name of a connection, with the release behind it.
+    """Returns the application name of a connection, with the release and the process behind it.
 
-    The release is left out where Postgres would cut it.
+    The release is left out where Postgres would cut it.  Of the process there is the end that fits,
+    in which names of hosts differ, or nothing if that is less than its id.
     """
     name = f"penstock {application}"
     full_name = f"{name}/{find_release()}"
-    return full_name if len(full_name.encode()) <= APPLICATION_BYTES else name
+    room = APPLICATION_BYTES - len(full_name.encode()) - 1
+    process = find_process()[-room:] if room > 0 else ""
+    if ":" in process:
+        return f"{full_name}/{process}"
+    return name if room < -1 else full_name
 
 
 def connect_postgres(

@@ -631,8 +631,8 @@ ORDER BY s.name;
 
 -- :name penstock_sessions
 -- Sessions of Penstock's processes, whatever they do; without their queries, which may hold payloads.
-SELECT split_part(application_name, '/', 1), nullif(split_part(application_name, '/', 2), ''), pid, usename,
-       host(client_addr), backend_start, state, state_change
+SELECT split_part(application_name, '/', 1), nullif(split_part(application_name, '/', 2), ''),
+       nullif(split_part(application_name, '/', 3), ''), pid, usename, host(client_addr), backend_start, state, state_change
 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'penstock %%'
 ORDER BY 1, backend_start, pid;

@@ -1,17 +1,24 @@
-"""Finds sessions of consumers that make no progress.
+"""Finds sessions of consumers that make no progress, and lists the processes of Penstock.
 
-They wait for a lock, or their handler or its statement takes long.  More processes help none of
-them.  Postgres knows who holds the lock; the queries are not shown, because they may hold payloads.
+Those sessions wait for a lock, or their handler or its statement takes long.  More processes help
+none of them.  Postgres knows who holds the lock; the queries are not shown, because they may hold
+payloads.
 """
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
+from penstock.channels.commands import RedisClient
+from penstock.channels.queue.inspection import count_leases
 from penstock.database.connections import APPLICATION_BYTES
 from penstock.database.store import Store
 from penstock.display import format_seconds
+from penstock.errors import ServerUnavailable
+from penstock.records import ShardName
 
 LONG_S = 5.0
 """Seconds after which a session is shown."""
@@ -19,7 +26,7 @@ LONG_S = 5.0
 APPLICATION = "penstock consumer "
 """Beginning of the application names of consumers and workers.
 
-Behind a name is ``/`` and the release: see ``name_application``.
+Behind a name are the release and the process: see ``name_application``.
 """
 
 
@@ -131,17 +138,12 @@ def read_sessions(store: Store, longer_s: float | None = None) -> tuple[WorkerSe
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSession:
-    """A session of one of Penstock's processes."""
+class _NamedProcess:
+    """The name that a process of Penstock gives to its connections."""
 
-    application: str  # without the release
-    release: str | None  # None if its name does not say
-    pid: int
-    user: str | None  # the role that it has logged in as
-    host: str | None  # address of its client; None for a socket, or if this role may not see it
-    since: datetime | None  # when it connected
-    state: str | None  # ``active``, ``idle`` …; None if this role may not see it
-    changed_at: datetime | None  # since when it is in that state
+    application: str  # without the release and the process
+    release: str | None  # None if the name does not say
+    process: str | None  # the end of ``find_process``; None if the name does not say
 
     @property
     def consumer(self) -> str | None:
@@ -155,8 +157,106 @@ class ProcessSession:
         return self.application.removeprefix("penstock ")
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessSession(_NamedProcess):
+    """A session of one of Penstock's processes."""
+
+    pid: int
+    user: str | None  # the role that it has logged in as
+    host: str | None  # address of its client; None for a socket, or if this role may not see it
+    since: datetime | None  # when it connected
+    state: str | None  # ``active``, ``idle`` …; None if this role may not see it
+    changed_at: datetime | None  # since when it is in that state
+
+
 def list_sessions(store: Store) -> list[ProcessSession]:
     """Reads the sessions of Penstock's processes, by what they do."""
     doing = "reading the sessions of Penstock"
     rows = store.rows("penstock_sessions", {}, binary=True, doing=doing)
     return [ProcessSession(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProcess(_NamedProcess):
+    """A process, as one of the things that it does."""
+
+    host: str | None = None  # as of a session
+    connections: int = 0
+    busy: int | None = 0  # connections in a statement or a transaction; None if that is hidden
+    since: datetime | None = None  # when the oldest of its connections was opened
+    heard_at: datetime | None = None  # when the last statement of one began or ended
+    # jobs of a queue that are leased to it; None if it has none, or Redis was not asked
+    jobs: int | None = None
+
+    def is_holder(self, consumer: str, process: str | None) -> bool:
+        """Returns whether it is a reader of a queue, whose name is not cut."""
+        is_same = bool(process and self.process) and str(process).endswith(str(self.process))
+        return is_same and self.consumer == consumer
+
+
+_HOLDER = re.compile(r"(?P<consumer>[^@]+)(@(?P<process>.+))?-[0-9a-f]{12}")
+"""Pattern of the name of a queue's reader: see ``QueueWorker``."""
+
+
+def list_processes(
+    sessions: Iterable[ProcessSession], leases: Mapping[str, int]
+) -> list[ListedProcess]:
+    """Returns the processes of sessions, and of the readers of queues that have leases.
+
+    A worker whose handlers take no session shows by its leases that it is busy.
+    """
+    grouped: dict[tuple[str | None, ...], list[ProcessSession]] = defaultdict(list)
+    for session in sessions:
+        grouped[session.application, session.release, session.process, session.host].append(session)
+    processes = [_sum_sessions(group) for group in grouped.values()]
+    for holder, jobs in leases.items():
+        if (match := _HOLDER.fullmatch(holder)) is None:
+            continue
+        consumer, process = match["consumer"], match["process"]
+        same = [i for i, listed in enumerate(processes) if listed.is_holder(consumer, process)]
+        if not same:
+            processes.append(ListedProcess(f"{APPLICATION}{consumer}", None, process))
+        i = same[0] if same else -1
+        processes[i] = replace(processes[i], jobs=(processes[i].jobs or 0) + jobs)
+    return processes
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of Penstock, as its connections and the queues show them."""
+
+    processes: Sequence[ListedProcess]
+    sessions: Sequence[ProcessSession]
+    note: str = ""  # what of the jobs is not known, and why; empty if all is
+
+
+def read_processes(
+    store: Store, client: RedisClient, leased: Sequence[ShardName] = ()
+) -> Processes:
+    """Reads the processes; ``leased`` are the shards of queues that have leases.
+
+    Without Redis, their jobs are unknown.  Raises ``ServerUnavailable`` without Postgres.
+    """
+    sessions, leases, note = list_sessions(store), Counter[str](), ""
+    try:
+        if leased:
+            leases, are_all = count_leases(client, store.scope.namespace, leased)
+            note = "" if are_all else "Only a part of the jobs was counted."
+    except ServerUnavailable as error:
+        note = f"Jobs are not known: {error}"
+    return Processes(list_processes(sessions, leases), sessions, note)
+
+
+def _sum_sessions(sessions: Sequence[ProcessSession]) -> ListedProcess:
+    first, states = sessions[0], [session.state for session in sessions]
+    changes = [session.changed_at for session in sessions if session.changed_at is not None]
+    return ListedProcess(
+        first.application,
+        first.release,
+        first.process,
+        first.host,
+        len(sessions),
+        None if None in states else len(states) - states.count("idle"),
+        min((session.since for session in sessions if session.since is not None), default=None),
+        max(changes, default=None),
+    )

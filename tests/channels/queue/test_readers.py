@@ -256,3 +256,19 @@ def test_the_busiest_tenants_are_found_in_all_shards(redis_client: redis.Redis, 
     assert busiest[1].state == "paused"
     set_constants("channels.queue.inspection", MAX_TENANTS=100)
     assert not inspection.busiest_tenants(redis_client, "penstock", names, 3)[1]
+
+
+def test_the_leases_of_each_reader_are_counted_in_all_shards(
+    redis_client: redis.Redis, set_constants: SetConstants
+) -> None:
+    queue, names = FairQueue(redis_client, "jobs", shards=2), [ShardName("jobs", Shard(0)), ShardName("jobs", Shard(1))]
+    assert inspection.count_leases(redis_client, "penstock", names) == ({}, True)  # no queue yet
+    queue.write_many([NewMessage(f"t{number}", "x") for number in range(20)])
+    with queue.reader() as one, queue.reader() as other:
+        ended, *_ = one.read(9), other.read(4)
+        ended[0].done()
+        ended[1].fail("later", delay_s=60)
+        assert inspection.count_leases(redis_client, "penstock", names) == ({one.worker: 7, other.worker: 4}, True)
+        set_constants("channels.queue.inspection", MAX_LEASES=6)
+        counts, are_all = inspection.count_leases(redis_client, "penstock", names)
+        assert (counts.total(), are_all) == (6, False)

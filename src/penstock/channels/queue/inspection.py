@@ -1,5 +1,6 @@
 """Inspects the shards of queues for reports; writes nothing, not even a repair."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -214,6 +215,34 @@ def busiest_tenants(
         tenants.values(), key=lambda busy: (-busy.waiting - busy.in_flight, busy.tenant)
     )
     return busiest[:count], not cursors
+
+
+MAX_LEASES = 10_000
+"""Limit of the leases that ``count_leases`` reads, in all shards together."""
+
+LEASES_A_CALL = 1_000
+
+
+def count_leases(
+    client: RedisClient, namespace: str, shards: Sequence[ShardName]
+) -> tuple[Counter[str], bool]:
+    """Returns how many messages each reader has, by its name, and whether all were counted.
+
+    Takes one round trip.  Raises ``ServerUnavailable``.
+    """
+    counts, are_all = Counter[str](), True
+    limit = max(1, min(LEASES_A_CALL, MAX_LEASES // max(1, len(shards))))
+    calls = [Call(queue_keys(namespace, shard).all(MAX_STREAMS), (limit,)) for shard in shards]
+    with redis_errors("counting leases"):
+        replies = script("queue/holders").call_each(client, calls)
+    for reply in replies:
+        if isinstance(reply, REDIS_ERRORS) or reply[0] != b"holders":  # the status says what it is
+            are_all = False
+            continue
+        are_all = are_all and reply[1] == 1
+        for holder, messages in zip(reply[2::2], reply[3::2], strict=True):
+            counts[as_text(holder)] += messages
+    return counts, are_all
 
 
 def _require_time(shard: ShardName, seconds: float) -> datetime:

@@ -6,8 +6,6 @@ Those of the last moments before a process dies are lost with it.
 """
 
 import json
-import os
-import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,6 +24,7 @@ from penstock.consuming.transaction import HandlerTransaction, Locked, Transacti
 from penstock.database.executor import Executor
 from penstock.database.store import Store
 from penstock.declaring.declarations import WorkerSpec
+from penstock.display import find_process
 from penstock.records import RecordId, Shard, ShardName
 
 OWN_RETRY_S = 2.0
@@ -45,7 +44,7 @@ class JobNotes:
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
-        self._worker = f"{socket.gethostname()}:{os.getpid()}"
+        self._worker = find_process()
         self._lock = Lock()
         self._notes: dict[int, dict[str, Any]] = {}
         self._failed: set[str] = set()

@@ -40,6 +40,7 @@ from penstock.database.store import Store
 from penstock.declaring.declarations import WorkerSpec
 from penstock.declaring.kinds import Queue
 from penstock.declaring.outcomes import read_identity
+from penstock.display import find_process
 from penstock.errors import DeclarationError, PenstockError, ServerReplaced, ServerUnavailable
 from penstock.parallel import Backoff, before_abandoned
 from penstock.parsing import find_number
@@ -118,7 +119,7 @@ class QueueWorker(Worker):
         self._reader = QueueReader(
             self._client,
             self._shape,
-            worker=worker_name(self.consumer.name),
+            worker=worker_name(f"{self.consumer.name}@{find_process()}"),
             lease_s=self._spec.lease,
             limit_s=self._spec.limit,
             attempts=NO_LIMIT,

@@ -297,6 +297,15 @@ class Status:
         return (*unknown, *without_checkpoint)
 
     @property
+    def leased(self) -> tuple[ShardName, ...]:
+        """Returns the shards of queues whose messages are leased to readers."""
+        return tuple(
+            name
+            for _, name, shard in _each_shard(self.channels)
+            if shard.queue is not None and shard.queue.leased
+        )
+
+    @property
     def sound(self) -> bool:
         """Returns whether every record moves.
 
