@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from html import unescape
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,6 +17,9 @@ from penstock.console import Visitor, make_console
 from penstock.console.access import RIGHTS
 from penstock.console.pages import MAX_ROWS
 from penstock.database.connections import Connection
+from penstock.database.driver_errors import postgres_errors
+from penstock.database.store import Store
+from penstock.operating.tracing.causes import search_key
 
 LETTERS = """
 UPDATE penstock.dead_letters SET later_shard = 0, later_offset = 5 WHERE consumer = 'late' AND channel = 'orders' AND "offset" = 2;
@@ -182,22 +187,83 @@ def test_whatever_is_cut_says_by_how_much_and_where_the_rest_is(
     assert {path: words for path, words in missing.items() if words} == {}
 
 
-def test_a_search_for_a_key_that_takes_long_says_how_far_it_came(
-    client: TestClient, set_constants: SetConstants
+def test_a_search_for_a_key_says_how_far_back_it_came_and_goes_on_from_there(
+    client: TestClient, connection: Connection, set_constants: SetConstants
 ) -> None:
     """Steps of one record, of which the first takes as long as it may."""
     set_constants("operating.tracing.causes", FIRST_IDS=1)
     set_constants("console.record_pages", SEARCH_S=0.0)
-    cut, twin = client.get("/find?q=orders1-4").text, client.get("/find.json?q=orders1-4").json()
+    [(newest,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
+    [(record, staged_at)] = connection.execute(
+        "SELECT id, created_at FROM penstock.staged_records WHERE key = 'orders1-4'"
+    ).fetchall()
+    address, searched = "/find?q=orders1-4", []
+    while "orders/1 offset 4" not in (page := client.get(address).text):
+        searched.append(client.get(address.replace("/find?", "/find.json?")).json()["since"])
+        assert f"searched back to number {searched[-1]}, staged <time" in page
+        assert "<b>" not in page  # a cause would be that of a key that nobody has staged
+        [following] = re.findall(r'<a href="(.*)">Search on from there</a>', page)
+        address = following.replace("&amp;", "&")
+    last = client.get(address.replace("/find?", "/find.json?")).json()
     set_constants("console.record_pages", SEARCH_S=3600.0)
     whole = client.get("/find?q=orders1-4").text
 
-    assert (twin["stories"], twin["since"] > 1) == ([], True)
-    assert f"the records from {twin['since']} on were looked at" in cut
-    assert "penstock trace --key orders1-4" in cut
-    assert f"among those from {twin['since']} on" in cut
+    assert searched == [*range(newest, record, -1)]
+    assert last["since"] == record
+    assert datetime.fromisoformat(last["since_at"]) == staged_at
     assert "orders/1 offset 4" in whole
     assert "No index has keys" not in whole
+
+
+def test_a_key_with_many_records_leads_to_the_older_ones(
+    client: TestClient, connection: Connection, set_constants: SetConstants
+) -> None:
+    """A page has the newest, whatever of the table was looked at."""
+    set_constants("operating.tracing.causes", MAX_OF_KEY=2)
+    ids = [
+        row[0]
+        for _ in range(5)
+        for row in connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+            "VALUES ('orders', 0, 'often', 'a', 'o', '{}') RETURNING id"
+        )
+    ]
+    address, shown = "/find?q=often&key", list[list[int]]()
+    while address:
+        page = client.get(address).text
+        shown.append([int(number) for number in re.findall(r"<h2>Record (\d+)", page)])
+        following = re.search(r'<a href="(.*)">Search on from there</a>', page)
+        address = following[1].replace("&amp;", "&") if following else ""
+
+    assert shown == [ids[3:], ids[1:3], ids[:1]]
+
+
+def test_a_search_that_postgres_gives_up_shows_what_it_has_found(
+    connection: Connection, set_constants: SetConstants
+) -> None:
+    """Older rows may be slow to read: the way on begins where the last step ended."""
+    set_constants("operating.tracing.causes", FIRST_IDS=1)
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
+        "SELECT 'orders', 0, 'k' || i, 'a', 'o', '{}' FROM generate_series(1, 5) i"
+    )
+    store = Store(connection)
+    [(newest,)] = connection.execute("SELECT max(id) FROM penstock.staged_records").fetchall()
+    steps, read = 0, store.rows  # of this object: the class's is replaced
+
+    def give_up(name: str, *values: Any, **options: Any) -> list[Any]:
+        nonlocal steps
+        steps += name == "ids_of_key_between"
+        if steps == 3:
+            with postgres_errors("looking for a key"):
+                connection.execute("SET LOCAL statement_timeout = 1; SELECT pg_sleep(60)")
+        return read(name, *values, **options)
+
+    with patch.object(Store, "rows", side_effect=give_up):
+        search = search_key(store, "k1", 3600)
+
+    assert (search.ids, search.since) == ((), newest - 2)
+    assert str(search) == f"the key 'k1' among those from {newest - 2} on"
 
 
 PLANS: dict[str, tuple[str, ...]] = {

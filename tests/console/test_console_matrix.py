@@ -357,6 +357,21 @@ def test_every_address_answers_every_visitor_in_every_state(
         assert [word for word in words if word not in texts[path]] == [], path
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("state", [name for name, made in STATES.items() if made.away], indirect=True)
+def test_a_page_without_what_a_server_knows_asks_again(
+    visitors: Visitors, get: Callable[[str], httpx.Response]
+) -> None:
+    """Otherwise it would be left so once the server is back."""
+    visitors.visitor = VISITORS["acts"]
+    paths = [path for paths in EXAMPLES.values() for path in paths]
+    texts = {path: get(path).text for path in paths}
+
+    failed = {path for path in paths if re.search("does not answer|>unknown<|[^N]ot known:", texts[path])}
+    assert len(failed) > 5
+    assert {path for path in failed if "data-live" not in texts[path]} == set()
+
+
 def test_what_is_hidden_is_shown_with_the_right_and_the_kind_of_an_error_without(
     scene: int, console: Console, visitors: Visitors
 ) -> None:

@@ -257,6 +257,43 @@ def test_the_commands_list_and_show_jobs(connection: Connection, streamer: Strea
     assert (unknown.returncode, "has no job 2" in unknown.stderr) == (2, True)
 
 
+AWAY = "Redis does not answer"
+UNKNOWN = "What jobs in Redis wait for, and whether a worker has them, is unknown: "
+
+WITHOUT_REDIS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "list jobs": (0, (UNKNOWN, AWAY, "unknown Redis was not asked", "delayed it is given to Redis an hour before")),
+    "list jobs --tenant b": (0, ("no jobs",)),
+    "list jobs --state waiting": (3, (AWAY,)),
+    "show jobs 1": (0, (UNKNOWN, AWAY, "unknown: Redis was not asked", '"fare": 12')),
+    "show jobs 2": (0, (UNKNOWN, AWAY, "delayed: it is given to Redis an hour before", '"fare": 12')),
+    "show jobs 9": (2, ("has no job 9",)),
+    "cancel jobs 1": (0, (UNKNOWN, AWAY, "a unknown 1", "1 job. Nothing")),
+    "cancel jobs --state waiting": (3, (AWAY,)),
+    "cancel jobs --state waiting --apply": (3, (AWAY,)),
+    "retry jobs 1": (3, (AWAY,)),
+    "retry jobs 1 --apply": (3, (AWAY,)),
+    "move-due jobs 1h 1": (3, (AWAY,)),
+    "move-due jobs 1h 1 --apply": (3, (AWAY,)),
+    "cancel jobs 1 --apply": (0, ("cancelled 1 job, asked the workers of 0 more to roll back",)),
+}
+"""How a command ends while Redis is away, and what it prints; in this order.  With 3, Redis alone knows, or has to do it."""
+
+
+def test_commands_show_and_cancel_what_postgres_knows_of_jobs_while_redis_is_away(
+    connection: Connection, streamer: Streamer, penstock: CommandLine
+) -> None:
+    stage(connection)
+    stage(connection, own='{"delay_ms": 7200000}')
+    streamer.drain()
+    penstock.environment["PENSTOCK_REDIS_URL"] = "redis://127.0.0.1:1/0"
+    for arguments, (code, texts) in WITHOUT_REDIS.items():
+        ended = penstock("jobs", *arguments.split())
+        printed = " ".join((ended.stdout + ended.stderr).split())
+        assert (ended.returncode, [text for text in texts if text not in printed]) == (code, []), (arguments, printed)
+        assert (AWAY in printed) is (AWAY in texts), (arguments, printed)
+    assert [row[0] for row in connection.execute("SELECT id FROM penstock.staged_records")] == [2]
+
+
 def test_the_command_shows_progress_and_a_result_of_a_job_that_is_done(
     connection: Connection, streamer: Streamer, penstock: CommandLine
 ) -> None:

@@ -5,11 +5,11 @@ unknown.  Jobs in a state are therefore searched, for at most ``SEARCH_S``, and 
 sample that all pages share has their numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from penstock.console.reading import HIDDEN, Page, PageContent, Reading
 from penstock.console.status_sampler import Sample
 from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
-from penstock.errors import InvalidName, ServerUnavailable, Unknown
+from penstock.errors import InvalidName, Unknown
 from penstock.operating.jobs.browsing import (
     JobFilter,
     JobState,
@@ -29,6 +29,7 @@ from penstock.operating.jobs.browsing import (
     list_jobs,
     parse_filter,
     read_job,
+    read_without_redis,
 )
 from penstock.operating.status.snapshot import ChannelStatus, Status
 from penstock.operating.tracing.causes import trace
@@ -44,8 +45,6 @@ FIELDS = ("id", "tenant", "key", "unique", "state", "before")
 """Names of the filters in an address."""
 
 SECRET_FIELDS = frozenset({"tenant", "key", "unique"})
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
     page, redis = JobPage((), None, is_partial=False), None
     if name:
         with reading.postgres() as store, reading.redis() as client:
-            page, redis = _read_without_redis(
+            page, redis = read_without_redis(
                 client, lambda redis: find_page(store, redis, name, job_filter, int(after))
             )
     jobs = [_conceal(job, visitor) for job in page.jobs]
@@ -105,17 +104,7 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
         ),
     }
     twin = {"queue": name, "jobs": jobs, "next": page.last, "redis": redis}
-    return PageContent(values, twin, sample)
-
-
-def _read_without_redis(
-    client: RedisClient, read: Callable[[RedisClient | None], T]
-) -> tuple[T, str | None]:
-    """Returns what is read, without Redis if it does not answer, and then its error."""
-    try:
-        return read(client), None
-    except ServerUnavailable as error:
-        return read(None), str(error)
+    return PageContent(values, twin, sample, redis is not None)
 
 
 def find_page(
@@ -183,7 +172,7 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
     values: dict[str, Any] = {"queue": queue, "id": id_}
     values |= dict.fromkeys(("payload", "result", "note"))
     with reading.postgres() as store, reading.redis() as client:
-        jobs, values["redis"] = _read_without_redis(
+        jobs, values["redis"] = read_without_redis(
             client, lambda redis: list_jobs(store, redis, queue, JobFilter((id_,)))
         )
         stories: list[Any] = []
@@ -199,7 +188,7 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
         "job": _conceal(jobs[0], visitor) if jobs else None,
         "story": conceal_story(stories[0] if stories else None, visitor),
     }
-    return PageContent(values | twin, twin)
+    return PageContent(values | twin, twin, is_partial=values["redis"] is not None)
 
 
 def _read_payload(store: Store, queue: str, id_: int) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from penstock.database.store import Store
 from penstock.display import format_count
 from penstock.errors import InvalidName, PenstockError, Unknown
 from penstock.journal.journal_records import read_log
-from penstock.operating.tracing.causes import MAX_OF_KEY, Wanted, explain, search_key, trace
+from penstock.operating.tracing.causes import Wanted, explain, search_key, trace
 from penstock.operating.tracing.story import Story
 from penstock.parsing import find_number
 from penstock.records import Offset, OffsetRange, Place, Record, RecordId, is_place, parse_place
@@ -49,8 +49,8 @@ class ShownPayload:
 
 def _read_find(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     text = request.query_params.get("q", "").strip()
-    values: dict[str, Any] = {"text": text, "stories": (), "diagnosis": None, "since": None}
-    values["payload"] = None
+    values: dict[str, Any] = {"text": text, "stories": ()}
+    values |= dict.fromkeys(("diagnosis", "since", "since_at", "payload"))
     if text:
         target: Wanted = _parse_target(text, is_key="key" in request.query_params)
         if isinstance(target, str) and not visitor.may("keys"):
@@ -60,20 +60,22 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> PageCont
             )
         with reading.postgres() as store, reading.redis() as client:
             if isinstance(target, str):
-                target = search_key(store, target, SEARCH_S)
-                values["since"] = (
-                    target.since if len(target.ids) < MAX_OF_KEY and target.since > 1 else None
-                )
+                before = find_number(request.query_params.get("before", "").encode())
+                target = search_key(store, target, SEARCH_S, before)
+                if target.since > 1:
+                    values |= {"since": target.since, "since_at": target.since_at}
             with suppress(Unknown):  # the diagnosis says why
                 values["stories"] = trace(store, client, target)
-            values["diagnosis"] = explain(store, client, target)
+            if values["stories"] or not values["since"]:  # else it may be further back
+                values["diagnosis"] = explain(store, client, target)
             if visitor.may("payloads") and "payload" in request.query_params:
                 values["payload"] = _show_payload(store, client, values["stories"])
         values["stories"] = [conceal_story(story, visitor) for story in values["stories"]]
         if not visitor.may("keys"):
             values["diagnosis"] = replace(values["diagnosis"], text=HIDDEN, story=None, writers=())
-    names = ("stories", "diagnosis", "since", "payload")
-    return PageContent(values, {name: values[name] for name in names})
+    names = ("stories", "diagnosis", "since", "since_at", "payload")
+    is_partial = any(story.redis for story in values["stories"])
+    return PageContent(values, {name: values[name] for name in names}, is_partial=is_partial)
 
 
 def _parse_target(text: str, *, is_key: bool) -> RecordId | Place | str:

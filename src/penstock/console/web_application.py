@@ -254,7 +254,8 @@ class _Desk:
         content = page.read(self.reading, visitor, request)
         stale = content.sample if content.sample is not None and content.sample.is_stale else None
         values = self._around(request, visitor) | dict(content.values)
-        values |= {"page": page, "live": page.is_live, "stale": stale}
+        is_live = page.is_live or content.is_partial or stale is not None
+        values |= {"page": page, "live": is_live, "stale": stale}
         values["has_rows"] = isinstance(content.json, list | tuple | dict)
         status = 503 if stale is not None and stale.error else 200
         return respond(request, render(page.template, values), "text/html", status)
@@ -348,7 +349,7 @@ class _Desk:
             visitor = self.access(request)
         values = {"root": _root(request), "visitor": None, "live": False, "stale": None}
         if visitor is not None and visitor.may("see"):
-            values = self._around(request, visitor) | {"live": status == 503}  # noqa: PLR2004
+            values = self._around(request, visitor) | {"live": status >= 500}  # noqa: PLR2004
         body = render("error.html", {**values, "status": status, "text": text})
         return respond(request, body, "text/html", status)
 

@@ -4,19 +4,27 @@ Jobs are listed and shown, cancelled, retried, or due at another time; limits ar
 taken back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from penstock.channels.commands import RedisClient
 from penstock.cli.command import NOTHING_CHANGED, Apply, Json, subcommand, whoami
 from penstock.cli.connecting import Connections, open_connections
 from penstock.cli.render import payload_lines, say, show, show_found, show_json, with_payload
 from penstock.display import format_count
 from penstock.errors import InvalidSetting
-from penstock.operating.jobs.browsing import JobFilter, QueuedJob, check_queue, list_jobs, read_job
+from penstock.operating.jobs.browsing import (
+    JobFilter,
+    QueuedJob,
+    check_queue,
+    list_jobs,
+    read_job,
+    read_without_redis,
+)
 from penstock.operating.jobs.changes import (
     JobCount,
     cancel_jobs,
@@ -29,6 +37,8 @@ from penstock.operating.jobs.queue_limits import LimitChange, list_limits
 from penstock.operating.pausing import note_action
 from penstock.records import parse_moment
 from penstock.settings import Settings
+
+T = TypeVar("T")
 
 jobs = typer.Typer(
     no_args_is_help=True, help="List, show, cancel, retry or move the unfinished jobs of a queue."
@@ -57,8 +67,12 @@ def list_(
 ) -> None:
     """List the unfinished jobs of a queue by id, without payloads, and show why each job waits."""
     with open_connections(settings, "jobs") as servers:
-        listed = list_jobs(
-            servers.store, servers.client, queue, job_filter, after_id=after, limit=limit
+        listed = _read_jobs(
+            servers,
+            job_filter,
+            lambda client: list_jobs(
+                servers.store, client, queue, job_filter, after_id=after, limit=limit
+            ),
         )
     if not listed and not json:
         say("no jobs")
@@ -79,7 +93,9 @@ def show_(
 ) -> None:
     """Show a job with its payload and progress, or the result of a finished job."""
     with open_connections(settings, "jobs") as servers:
-        details = read_job(servers.store, servers.client, queue, id_)
+        details = _read_jobs(
+            servers, JobFilter(), lambda client: read_job(servers.store, client, queue, id_)
+        )
     if json:
         facts = {name: getattr(details, name) for name in ("job", "progress", "note", "done_at")}
         show(with_payload(facts, details.record, result=details.result_json))
@@ -138,10 +154,16 @@ def cancel(
     job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
-            _show_plan(count_jobs(servers.store, servers.client, queue, job_filter), json=json)
+            counts = _read_jobs(
+                servers,
+                job_filter,
+                lambda client: count_jobs(servers.store, client, queue, job_filter),
+            )
+            _show_plan(counts, json=json)
             return
         _note(servers, "Cancel", job_filter, "cancel", queue)
-        result = cancel_jobs(servers.store, servers.client, queue, job_filter)
+        client = servers.client if job_filter.state else None
+        result = cancel_jobs(servers.store, client, queue, job_filter)
     if json:
         show_json(result)
         return
@@ -210,6 +232,21 @@ def move_due_(
         _note(servers, "Move", job_filter, "move-due", queue, due_at.isoformat(timespec="seconds"))
         count = move_due(servers.store, servers.client, queue, job_filter, due_at)
     show(f"{format_count(count, 'job')} due at {due_at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _read_jobs(
+    servers: Connections, job_filter: JobFilter, read: Callable[[RedisClient | None], T]
+) -> T:
+    """Returns what is read; without Redis if it does not answer, and says so.
+
+    Only Redis knows which jobs are in a state, so that a filter by state needs it.
+    """
+    if job_filter.state is not None:
+        return read(servers.client)
+    jobs_read, away = read_without_redis(servers.client, read)
+    if away is not None:
+        say(f"What jobs in Redis wait for, and whether a worker has them, is unknown: {away}")
+    return jobs_read
 
 
 def _choose(job_filter: JobFilter, ids: list[int] | None, *, all_: bool) -> JobFilter:

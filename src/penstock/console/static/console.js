@@ -64,14 +64,14 @@ let isPaused = false;  // by a key
 
 async function follow() {
   const main = document.querySelector("main[data-live]");
-  if (!main) return;
+  if (!main) return show("");
   const isTyping = document.activeElement.matches("main input");
   if (document.visibilityState === "visible" && !isPaused && getSelection().isCollapsed && !isTyping) {
     try {
       const answer = await fetch(location.href, {cache: "no-store", headers: {"If-None-Match": shown}});
       if (answer.redirected || answer.status === 401) return location.reload();
       const html = await answer.text();
-      if (!isPaused && (answer.ok || answer.status === 503)) {
+      if (!isPaused && (answer.ok || answer.status >= 500)) {
         replace(main, html);
         shown = answer.headers.get("ETag") || "";
       }

@@ -1,10 +1,10 @@
 """Reads jobs that are not done, in pages: from Postgres, and from Redis what each waits for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.queue.inspection import explain_messages
@@ -12,7 +12,7 @@ from penstock.database.statements import quote
 from penstock.database.store import Store
 from penstock.declaring.outcomes import RESERVED
 from penstock.declaring.unique import name_as_staged
-from penstock.errors import InvalidName, Unknown
+from penstock.errors import InvalidName, ServerUnavailable, Unknown
 from penstock.operating.channels import find_channel
 from penstock.parsing import find_number
 from penstock.records import (
@@ -26,6 +26,8 @@ from penstock.records import (
     to_time,
 )
 from penstock.streaming.queues import make_queued
+
+T = TypeVar("T")
 
 JobState = Literal["waiting", "leased", "delayed", "dead"]
 """``dead``: its deadline has passed, and a worker is about to make it a dead letter."""
@@ -113,6 +115,19 @@ class QueuedJob:
         It is not at work, and has no unique name, which it would give up meanwhile.
         """
         return self.state in {"waiting", "delayed"} and not self.unique
+
+
+def read_without_redis(
+    client: RedisClient, read: Callable[[RedisClient | None], T]
+) -> tuple[T, str | None]:
+    """Returns what is read, without Redis if it does not answer, and then its error.
+
+    Raises as ``read``.
+    """
+    try:
+        return read(client), None
+    except ServerUnavailable as error:  # Postgres' is raised again
+        return read(None), str(error)
 
 
 def list_jobs(
@@ -212,7 +227,7 @@ def _make_job(channel: str, *row: Any) -> QueuedJob:
 
 def _add_states(client: RedisClient | None, jobs: list[QueuedJob], scope: Scope) -> list[QueuedJob]:
     """Returns the jobs with what Redis says of them, as far as it has them and is asked."""
-    if client is None:
+    if client is None or not jobs:
         return [
             replace(job, state="unknown", why="Redis was not asked")
             if job.why == NOT_IN_REDIS

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from time import monotonic
 
 from penstock.channels.commands import RedisClient
@@ -9,7 +10,7 @@ from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.store import Store
 from penstock.declaring.kinds import get_traits
 from penstock.display import format_count, format_seconds
-from penstock.errors import PrivilegeMissing, Unknown
+from penstock.errors import PrivilegeMissing, ServerUnavailable, Unknown
 from penstock.operating.consumers import how_to_go_on
 from penstock.operating.tracing.story import (
     Diagnosis,
@@ -310,7 +311,7 @@ def _describe_letter(reader: ReaderProgress) -> tuple[str, str]:
 MAX_OF_KEY = 10
 """Newest records of a key, by default."""
 
-FIRST_IDS = 50_000
+FIRST_IDS = 10_000
 """Ids that the first step of a search for a key looks at; each further step looks at twice as
 many."""
 
@@ -322,22 +323,27 @@ class KeySearch:
     key: str
     ids: tuple[RecordId, ...]  # the oldest of them first
     since: int  # the id of the oldest record that was looked at; 1 if all were
+    since_at: datetime | None = None  # when that was staged; None if all were looked at
+    before: int | None = None  # the id before which the search began; None if at the newest
 
     def __str__(self) -> str:
-        return f"the key {self.key!r}" + (
-            f" among those from {self.since} on" if self.since > 1 else ""
-        )
+        bounds = [f"from {self.since} on"] if self.since > 1 else []
+        bounds += [] if self.before is None else [f"before {self.before}"]
+        return f"the key {self.key!r}" + (f" among those {' and '.join(bounds)}" if bounds else "")
 
 
-def search_key(store: Store, key: str, within_s: float) -> KeySearch:
+def search_key(store: Store, key: str, within_s: float, before: int | None = None) -> KeySearch:
     """Looks for the newest records of a key, from the last record back, until a time is over.
 
-    The last step may take as long again.
+    The last step may take as long again, or be ended by the statement's timeout.  Another search
+    goes on ``before`` the id that this one has come to.
     """
     ids: list[RecordId] = []
     started, step = monotonic(), FIRST_IDS
     doing = "looking for a key"
-    until = store.value("newest_id", doing=doing)
+    start = until = store.value("newest_id", doing=doing)
+    if before is not None:
+        start = until = min(until, before - 1)
     while until > 0 and len(ids) < MAX_OF_KEY:
         values = {
             "key": key,
@@ -345,11 +351,21 @@ def search_key(store: Store, key: str, within_s: float) -> KeySearch:
             "until": until,
             "limit": MAX_OF_KEY - len(ids),
         }
-        ids += [RecordId(id_) for (id_,) in store.rows("ids_of_key_between", values, doing=doing)]
+        try:
+            rows = store.rows("ids_of_key_between", values, doing=doing)
+        except ServerUnavailable:  # older rows are slower to read: what was found is shown
+            if until == start:
+                raise
+            break
+        ids += [RecordId(id_) for (id_,) in rows]
         until, step = values["after"], 2 * step
         if monotonic() - started > within_s:
             break
-    return KeySearch(key, tuple(reversed(ids)), until + 1)
+    since = ids[-1] if len(ids) == MAX_OF_KEY else until + 1
+    since_at = None
+    if since > 1:
+        since_at = store.value("staged_since", {"id": since}, binary=True, doing=doing)
+    return KeySearch(key, tuple(reversed(ids)), since, since_at, before)
 
 
 Wanted = RecordId | Place | str | KeySearch

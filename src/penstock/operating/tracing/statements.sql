@@ -20,6 +20,16 @@ WHERE id > %(after)s AND id <= %(until)s AND key = %(key)s
 ORDER BY id DESC
 LIMIT %(limit)s;
 
+-- :name staged_since
+-- When the first record that is kept from an id on was staged; null if its time is none that a record can have.
+SELECT (
+           SELECT CASE WHEN created_at BETWEEN '0001-01-02 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN created_at END
+           FROM {schema}.staged_records
+           WHERE id >= %(id)s
+           ORDER BY id
+           LIMIT 1
+       );
+
 -- :name id_at
 -- The record at an offset; null if the journal does not name it any more.
 SELECT (
