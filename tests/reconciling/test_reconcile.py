@@ -147,6 +147,7 @@ def seed_drift(connection: Connection) -> None:
 
 @on_spark()
 @pytest.mark.chaos
+@pytest.mark.storm_on_spark
 def test_seeded_drift_is_found_and_repaired_under_load_without_false_alarms(
     run: Run, working: Any, bank: Connection, database_url: str
 ) -> None:
