@@ -1,11 +1,11 @@
-"""Mistakes made in the code on purpose, one at a time, each followed by the tests that execute its lines.
+"""Mistakes made in the code on purpose, one at a time, each followed by the tests that execute its lines, all in one process.
 
-    make mutants                               a sample of 60 by the date
-    make mutants ARGS="--seed 7 --count 100"   another sample
-    make mutants ARGS="--only reconciling"     every mutant of a folder
+    make mutants ARGS="jobs letters"           25 mistakes of each of these areas, by the date
+    make mutants ARGS="--seed 7 --count 4"     four of every area, another sample
+    make mutants ARGS="ick --only mark"        of the area's files whose paths have this word
+    make mutants ARGS=--guarantees             those of guarantees.toml
     make mutants ARGS="--file mine.toml"       mistakes of your own, written like those of guarantees.toml
-    make mutants ARGS="--record"               which tests execute what, anew: once in a while, as long as the suite takes
 
-``mutations`` makes mutants of Python, ``queries`` those of SQL and Lua, ``recorder`` finds out which tests execute what, and
-``__main__`` tries them in copies of the checkout.
+``mutations`` makes mutants of Python, ``queries`` those of SQL and Lua, ``swapping`` puts them into the running process, ``lane``
+runs the tests, and ``__main__`` has the areas and the report.
 """

@@ -6,7 +6,7 @@ mutate neither SQL nor Lua beside it.
 
 import ast
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -47,12 +47,17 @@ class Mutant:
     @property
     def key(self) -> str:
         """What names it in a list: its place moves with the lines above it."""
+        return f"{self.path} | {self.change}"
+
+    @property
+    def change(self) -> str:
+        """The operator, and the first line that differs, before and after."""
         before = (ROOT / self.path).read_text()
         after = self.make(before) or before
         changed = next(
             (pair for pair in zip(before.split("\n"), after.split("\n"), strict=False) if pair[0] != pair[1]), ("", "")
         )
-        return f"{self.path} | {self.operator} | {changed[0].strip()} -> {changed[1].strip()}"
+        return f"{self.operator} | {changed[0].strip()} -> {changed[1].strip()}"
 
 
 def splice(start: int, end: int, replacement: str, text: str) -> str:
@@ -178,7 +183,7 @@ def _omissions(path: str, text: str) -> Iterator[Mutant]:
                 pass
 
 
-def shuffled(mutants: list[Mutant], seed: str) -> list[Mutant]:
+def shuffled(mutants: Iterable[Mutant], seed: str) -> list[Mutant]:
     """The mutants in an order that is the same for a seed, whatever else there is."""
     return sorted(
         mutants, key=lambda mutant: random.Random(f"{seed} {mutant.path} {mutant.line} {mutant.operator}").random()

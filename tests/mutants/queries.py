@@ -61,6 +61,12 @@ def _statements(path: str) -> list[tuple[int, str]]:
     return [(match.end(), match[1]) for match in _STATEMENT.finditer((ROOT / path).read_text())]
 
 
+def split_statements(text: str) -> dict[str, str]:
+    """The statements of a file, by block."""
+    parts = _STATEMENT.split(text)[1:]
+    return {f"sql:{name}": body.strip().rstrip(";") for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
 def _sql_changes(text: str) -> Iterator[tuple[int, int, str, str]]:
     hidden = _blank(text, r"--[^\n]*|'(?:[^']|'')*'")
     for pattern, replacement, operator in _SIMPLE:
@@ -143,16 +149,3 @@ def lua_mutants(path: str) -> Iterator[Mutant]:
             line = text.count("\n", 0, match.start()) + 1
             make = partial(splice, match.start(), match.end(), replacement)
             yield Mutant(path, line, operator, make, block)
-
-
-def mutants_of_strings(path: str) -> Iterator[Mutant]:
-    """The mutants of SQL in a Python file's texts: functions and triggers of Postgres."""
-    text = (ROOT / path).read_text()
-    for literal in re.finditer(r'f?"""(.*?)"""', text, re.DOTALL):
-        if re.search(r"\b(SELECT|UPDATE|INSERT|DELETE)\b", literal[1]) and re.search(
-            r"\b(WHERE|FROM|INTO)\b", literal[1]
-        ):
-            for start, end, replacement, operator in _sql_changes(literal[1]):
-                start, end = start + literal.start(1), end + literal.start(1)  # noqa: PLW2901
-                line = text.count("\n", 0, start) + 1
-                yield Mutant(path, line, f"sql: {operator}", partial(splice, start, end, replacement))
