@@ -21,6 +21,7 @@ from penstock.errors import ForeignQueue
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.doctor.redis_checks import check_clocks
+from penstock.operating.jobs.queue_limits import LimitChange, describe_limits
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ShardStatus
@@ -289,3 +290,21 @@ def test_a_done_record_is_no_reason_for_a_new_epoch(
     finish(connection, [lease.message.id for lease in queue.reader().read(2)])
 
     assert reset_epoch(connection, redis_client, flow).reason is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "text", "options"),
+    [
+        ({}, "none", "--remove"),
+        ({"is_paused": True}, "paused", "--pause"),
+        (
+            {"rate": 5, "is_paused": True, "max_running": 2},
+            "rate 5, paused, max_running 2",
+            "--rate 5 --pause --max-running 2",
+        ),
+    ],
+)
+def test_limits_are_described_and_a_change_names_its_command(limits: dict[str, Any], text: str, options: str) -> None:
+    assert describe_limits(limits) == text
+    change = LimitChange("jobs", "tenant", "a b", limits)
+    assert change.command == f"penstock queues limit jobs --tenant 'a b' {options} --apply"
