@@ -1,14 +1,19 @@
 """Which settings go to Java on a command line, and which environment variables go to executors."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
+import pyspark
 import pytest
 
 from penstock.errors import InvalidSetting
 from penstock.spark.session import _choose_python
 from penstock.spark.submission import (
     URLS,
+    choose_python,
     find_cluster,
     find_url,
     name_source,
@@ -82,11 +87,40 @@ def test_a_python_that_is_only_in_the_archive_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
 
     with pytest.raises(InvalidSetting, match="unpack the archive in the directory"):
-        _choose_python({})
+        _choose_python({}, None)
     with pytest.raises(InvalidSetting, match="PYSPARK_PYTHON is /nowhere/python"):
-        _choose_python({"spark.pyspark.python": "/nowhere/python"})
-    _choose_python({"spark.pyspark.python": sys.executable})
+        _choose_python({"spark.pyspark.python": "/nowhere/python"}, None)
+    _choose_python({"spark.pyspark.python": sys.executable}, None)
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("place", ["", "a b", "file", "home"])
+def test_tasks_on_this_machine_import_the_installed_pyspark(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Spark puts a zip without bytecode first; without a cache directory there is no script that takes it out."""
+    installed = Path(pyspark.__file__).parent
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "" if place == "home" else str(tmp_path / place))
+    if place == "home":
+        monkeypatch.setattr("penstock.spark.submission.Path.home", Mock(side_effect=RuntimeError))
+    has_cache = place in {"", "a b"}
+
+    _choose_python({}, "yarn")
+    assert os.environ.pop("PYSPARK_PYTHON") == sys.executable
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert choose_python() == sys.executable
+    monkeypatch.setenv("SPARK_HOME", str(installed))
+    _choose_python({}, None)
+
+    python = os.environ["PYSPARK_PYTHON"]
+    assert (python == sys.executable) is not has_cache
+    zips = [str(installed / "python" / "lib" / "pyspark.zip"), "/kept"]
+    show = "import sys, pyspark; print(sys.executable, pyspark.__file__, '/kept' in sys.path, *sys.argv[1:], sep='|')"
+    environment = {"PYTHONPATH": os.pathsep.join(zips if has_cache else zips[1:])}
+    shown = subprocess.run([python, "-c", show, "a b"], env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip().split("|") == [sys.executable, pyspark.__file__, "True", "a b"]
 
 
 @pytest.mark.parametrize(

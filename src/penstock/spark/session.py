@@ -33,6 +33,7 @@ from penstock.spark.sources import register
 from penstock.spark.submission import (
     SECRET,
     URLS,
+    choose_python,
     find_cluster,
     find_java,
     read_submitted,
@@ -135,7 +136,7 @@ def spark_session(
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     submitted, chosen = read_submitted(), dict(conf or {})
     master = master or find_cluster(submitted)
-    _choose_python(chosen)
+    _choose_python(chosen, master)
     ours = {"spark.app.name": "penstock"} | _settings(master, submitted | chosen, directory)
     settings = {name: value for name, value in ours.items() if name not in submitted} | chosen
     settings["spark.master"] = master or f"local[{slots},{attempts}]"
@@ -152,14 +153,17 @@ def spark_session(
     return spark
 
 
-def _choose_python(chosen: Mapping[str, str]) -> None:
+def _choose_python(chosen: Mapping[str, str], master: str | None) -> None:
     """Sets the Python of tasks, which PySpark takes from the environment only.
 
     Otherwise it is the first ``python3`` on the PATH.
     """
     if "spark.pyspark.python" in chosen:
         os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
-    python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    is_local = master is None or master.startswith("local")
+    python = os.environ.setdefault(
+        "PYSPARK_PYTHON", choose_python() if is_local else sys.executable
+    )
     if shutil.which(python) is None:
         raise InvalidSetting(
             f"PYSPARK_PYTHON is {python}, which is not there. The driver plans with it, too: if it "
