@@ -65,7 +65,8 @@ let isPaused = false;  // by a key
 async function follow() {
   const main = document.querySelector("main[data-live]");
   if (!main) return show("");
-  const isTyping = document.activeElement.matches("main input");
+  const held = document.activeElement;  // pages may begin with the focus in a field
+  const isTyping = held.matches("main input") && (held.value !== held.defaultValue || held.checked !== held.defaultChecked);
   if (document.visibilityState === "visible" && !isPaused && getSelection().isCollapsed && !isTyping) {
     try {
       const answer = await fetch(location.href, {cache: "no-store", headers: {"If-None-Match": shown}});
