@@ -255,12 +255,12 @@ def test_without_prometheus_a_page_says_how_a_day_is_had(see_as: As) -> None:
 
     assert "over restarts: --prometheus-url" in page
     assert "of the last hour" in page
-    assert "Not known yet: it needs --prometheus-url" in page
+    assert "Not known yet: nothing was applied within a minute" in page
 
 
 def make_sample_point(time_s: float, count: int, published: int | None, lag: int) -> Point:
     lags = {("c", "a"): lag, ("d", "a"): 1}
-    return Point(time_s, {"a": count, "b": 0}, {"a": published}, {("c", "a"): count}, lags, (time_s, None))
+    return Point(time_s, {"a": count, "b": 0}, {"a": published}, {("c", "a"): count}, lags, (time_s, None), (1, time_s))
 
 
 def test_what_is_remembered_is_a_moment_a_minute_with_rates_between_the_last_points_of_two() -> None:
@@ -284,4 +284,9 @@ def test_what_is_remembered_is_a_moment_a_minute_with_rates_between_the_last_poi
     assert [moment.published for moment in moments] == [0.5, None, None]
     assert [moment.lag for moment in moments] == [5, 1, 1]
     assert [(moment.dwell_p50, moment.dwell_p99) for moment in moments] == [(110, None), (170, None), (230, None)]
+    assert [(moment.latency_p50, moment.latency_p95, moment.latency_p99) for moment in moments] == [
+        (1, None, 110),
+        (1, None, 170),
+        (1, None, 230),
+    ]
     assert recall(Sample(None, "away")) == list[Moment]()

@@ -17,7 +17,7 @@ from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sampl
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
 from penstock.operating.status.gathering import status
-from penstock.operating.status.snapshot import ConsumerStatus
+from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -113,6 +113,33 @@ def test_a_point_has_how_long_jobs_waited_in_the_worst_queue(
 
     assert make_point(found, 7.0).dwell_s == (None, None)
     assert make_point(replace(found, channels=(*found.channels, *queues)), 7.0).dwell_s == (0.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("latencies", "expected"),
+    [
+        ([], (None, None)),
+        ([None], (None, None)),
+        ([2.0], (2.0, 2.0)),
+        ([9.0, None, 0.5, 0.1], (0.5, 9.0)),
+        ([4.0, 1.0], (4.0, 4.0)),
+    ],
+)
+@pytest.mark.usefixtures("streamer")
+def test_latencies_are_the_median_and_the_maximum_of_all_shards(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    latencies: list[float | None],
+    expected: tuple[float | None, float | None],
+) -> None:
+    found = status(Store(connection), redis_client, flow)
+    read = ConsumerShard(0, 1, 0, 0.0, 1, 0, 0, 0, None, None, None, unread=False)
+    consumers = [
+        ConsumerStatus(f"c{n}", "a", None, (replace(read, latency_s=latency_s),))
+        for n, latency_s in enumerate(latencies)
+    ]
+    assert make_point(replace(found, consumers=tuple(consumers)), 7.0).latency_s == expected
 
 
 @pytest.fixture

@@ -71,6 +71,47 @@ def test_a_record_counts_as_staged_then_as_published_then_as_applied(
     assert after.consumers[0].declared is True
 
 
+@pytest.mark.parametrize(
+    ("change", "is_known"),
+    [
+        ("", True),
+        ("UPDATE penstock.checkpoints SET updated_at = updated_at - interval '2 min'", False),
+        ("UPDATE penstock.checkpoints SET waiting = 'a lock'", False),
+        ("UPDATE penstock.checkpoints SET halted = 'an error'", False),
+        ("DELETE FROM penstock.staged_records", False),
+        ("UPDATE penstock.channels SET kind = 'queue'", False),
+        ("UPDATE penstock.checkpoints SET updated_at = updated_at - interval '30 s'", True),
+    ],
+)
+def test_the_latency_of_a_shard_is_that_of_the_record_at_its_checkpoint(
+    connection: Connection,
+    redis_client: redis.Redis,
+    flow: Pipeline,
+    streamer: Streamer,
+    reader: LogWorker,
+    change: str,
+    *,
+    is_known: bool,
+) -> None:
+    """As long as the last move of the checkpoint says when that was."""
+    connection.execute(
+        "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, created_at) "
+        "SELECT 'things', 0, 'k', 'insert', 'thing', '{}', clock_timestamp() - n * interval '10 s' "
+        "FROM generate_series(3, 2, -1) n"
+    )
+    streamer.drain()
+    reader.drain()
+    if change:
+        connection.execute(change.encode())
+    [(expected,)] = connection.execute(
+        "SELECT extract(epoch FROM updated_at - created_at)::float8 FROM penstock.checkpoints "
+        "LEFT JOIN penstock.staged_records ON id = 2 WHERE checkpoints.shard = 0"
+    ).fetchall()
+    found = [shard.latency_s for shard in status(Store(connection), redis_client, flow).consumers[0].shards]
+
+    assert found == [pytest.approx(max(0, expected)) if is_known else None, None]
+
+
 def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, streamer: Streamer
 ) -> None:

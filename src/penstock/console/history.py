@@ -1,7 +1,7 @@
 """Reads throughput, lag and latency of the last hour or day.
 
-Prometheus has kept them over restarts.  Without it there is the last hour that this process has
-seen, without the latency, which only the workers' own metrics have.
+Prometheus has kept them over restarts, and the latency of every record.  Without it there is the
+last hour that this process has seen, with the latency of the last record of each shard.
 """
 
 import json
@@ -139,5 +139,6 @@ def recall(sample: Sample) -> list[Moment]:
         )
         at = sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s)
         lag = sum(point.lag.values())
-        moments.append(Moment(at, sequenced, published, applied, lag, *point.dwell_s))
+        latencies = dict(zip(("latency_p50", "latency_p99"), point.latency_s, strict=True))
+        moments.append(Moment(at, sequenced, published, applied, lag, *point.dwell_s, **latencies))
     return moments

@@ -67,6 +67,8 @@ class Point:
     # median and 99th percentile of the seconds that jobs waited for a worker, in the worst shard of
     # a queue; None if Redis did not say, or none was handed over
     dwell_s: tuple[float | None, float | None] = (None, None)
+    # median and maximum of the seconds from staging to the effect, of each shard's last record
+    latency_s: tuple[float | None, float | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,8 @@ def make_point(status: Status, time_s: float) -> Point:
         max((dwell.median_s for dwell in dwells), default=None),
         max((dwell.p99_s for dwell in dwells), default=None),
     )
-    return Point(
-        time_s, channels("sequenced"), published, consumers("checkpoint"), consumers("lag"), dwell_s
-    )
+    shards = [shard for consumer in status.consumers for shard in consumer.shards]
+    known = sorted(shard.latency_s for shard in shards if shard.latency_s is not None)
+    latency_s = (known[len(known) // 2], known[-1]) if known else (None, None)
+    progress = consumers("checkpoint"), consumers("lag")
+    return Point(time_s, channels("sequenced"), published, *progress, dwell_s, latency_s)

@@ -57,7 +57,8 @@ FROM (
 GROUP BY channel, shard;
 
 -- :name progress
--- Each checkpoint, its lag and the age of the next record; one probe of the journal's index each.  A shard of the journal
+-- Each checkpoint, its lag and the age of the next record, and of one of a log that has moved within a minute, the time from the
+-- staging of its record to the move; one probe of the journal's index each.  A shard of the journal
 -- in which a consumer of the channel has no checkpoint counts as one before its first record: all of it is lag.
 WITH readers AS (
     SELECT consumer, channel, bool_or(reported_by IS NOT NULL) AS is_reported
@@ -83,7 +84,9 @@ SELECT c.consumer, c.channel, c.shard, c."offset",
        (SELECT count(*)
         FROM {schema}.dead_letters d
         WHERE d.consumer = c.consumer AND d.channel = c.channel AND d.shard = c.shard) AS dead_letters,
-       c.halted, c.waiting, c.updated_at, c.unread, readers.is_reported
+       c.halted, c.waiting, c.updated_at, c.unread,
+       passed.latency_s,
+       readers.is_reported
 FROM progress c
 JOIN readers USING (consumer, channel)
 CROSS JOIN LATERAL {schema}.journal_bounds(c.channel, c.shard) AS journal
@@ -95,6 +98,19 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) following ON journal.last_offset > c."offset"
 LEFT JOIN {schema}.staged_records waiting ON waiting.id = following.id
+LEFT JOIN LATERAL (
+    SELECT greatest(extract(epoch FROM c.updated_at - r.created_at), 0)::float8 AS latency_s
+    FROM (
+        SELECT record_ids[c."offset" - first_offset + 1] AS id
+        FROM {schema}.journal j
+        WHERE j.channel = c.channel AND j.shard = c.shard AND j.first_offset <= c."offset"
+        ORDER BY first_offset DESC
+        LIMIT 1
+    ) last
+    JOIN {schema}.staged_records r ON r.id = last.id
+    JOIN {schema}.channels l ON l.channel = c.channel AND l.kind = 'log'  -- others are not passed in their order
+    WHERE c.updated_at > clock_timestamp() - interval '1 minute' AND c.halted IS NULL AND c.waiting IS NULL
+) passed ON true
 ORDER BY c.consumer, c.channel, c.shard;
 
 -- :name registered_consumers

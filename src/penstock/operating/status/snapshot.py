@@ -95,6 +95,9 @@ class ConsumerShard:
     # the consumer has no checkpoint in this shard, although the journal has records of it: nobody
     # reads them
     unread: bool
+    # seconds from the staging of the record at the checkpoint until it was applied, if that was
+    # within a minute, in a log; None otherwise, and if retention has removed the record
+    latency_s: float | None = None
     # records beyond the checkpoint that have left Redis: the consumer reads them from Postgres
     evicted: int = 0
 
