@@ -64,7 +64,9 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
         if get_traits(channel.kind).has_jobs and channel.keep_s is not None
     ]
     filters = {name: text for name in FIELDS if (text := request.query_params.get(name))}
-    name = request.query_params.get("queue") or (queues[0].channel if queues else "")
+    lags = {consumer.channel: consumer.lag for consumer in status.consumers}
+    busiest = max(queues, key=lambda queue: lags.get(queue.channel, 0), default=None)
+    name = request.query_params.get("queue") or (busiest.channel if busiest else "")
     after = request.query_params.get("after") or "0"
     if not visitor.may("keys") and filters.keys() & SECRET_FIELDS:
         raise InvalidName(

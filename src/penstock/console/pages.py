@@ -137,7 +137,10 @@ def _read_charts(reading: Reading, visitor: Visitor, request: Request) -> PageCo
     except (KeyError, ServerUnavailable) as error:
         sample, _ = reading.status(visitor)
         moments, period = recall(sample), "hour"
-        note = "For latency, a day, and history over restarts: --prometheus-url"
+        note = (
+            "Latency: median and maximum of the last record that each shard has applied within a "
+            "minute. For every record's, a day, and history over restarts: --prometheus-url"
+        )
         if isinstance(error, ServerUnavailable):
             note = str(error)
     columns = [(unit, name) for _, unit, names in CHARTS for name in names]
@@ -180,12 +183,12 @@ def _read_channel(reading: Reading, visitor: Visitor, request: Request) -> PageC
         :MAX_SHARDS
     ]
     checkpoints = {
-        shard.shard: [
-            (lane.consumer.consumer, other.checkpoint)
+        shard.shard: sorted(  # those that are furthest behind first
+            (other.checkpoint, lane.consumer.consumer)
             for lane in readers
             for other in lane.consumer.shards
             if other.shard == shard.shard
-        ]
+        )
         for shard in shards
     }
     schedules = [schedule for schedule in status.schedules if schedule.channel == name]

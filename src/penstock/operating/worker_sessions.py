@@ -214,8 +214,9 @@ def list_processes(
             continue
         consumer, process = match["consumer"], match["process"]
         same = [i for i, listed in enumerate(processes) if listed.is_holder(consumer, process)]
-        if not same:
-            processes.append(ListedProcess(f"{APPLICATION}{consumer}", None, process))
+        if not same:  # without a process: of a release before this, or of a queue alone
+            beginning = "penstock " if process is None else APPLICATION
+            processes.append(ListedProcess(f"{beginning}{consumer}", None, process))
         i = same[0] if same else -1
         processes[i] = replace(processes[i], jobs=(processes[i].jobs or 0) + jobs)
     return processes
