@@ -160,7 +160,7 @@ def test_the_default_payload_leaves_out_what_is_marked_secret(
 
 @pytest.mark.parametrize("capture", ["orm", "trigger"])
 def test_a_secret_is_no_key(capture: Any, rides: Log) -> None:
-    """Guarantee 33: keys are shown in logs and by commands."""
+    """Guarantee 33: commands and the console show keys."""
     pipeline = Pipeline([rides])
     for key in ("password", ["bank", "password"]):
         with pytest.raises(DeclarationError, match="its key password is marked secret"):

@@ -161,14 +161,14 @@ def check_rule(rule: StagingRule, pipeline: Declarations) -> None:
 
 
 def _check_key(rule: StagingRule, subject: str) -> None:
-    """Refuses a secret as key or tenant: commands and logs show both."""
+    """Refuses a secret as key or tenant: commands and the console show both."""
     columns = class_mapper(rule.model, configure=False).columns
     for name in (*get_names(rule.key), *get_names(rule.tenant)):
         if is_secret(columns.get(name)):
             part = "key" if name in get_names(rule.key) else "tenant"
             raise DeclarationError(
-                f"{subject}: its {part} {name} is marked secret, and {part}s are shown in logs "
-                "and by commands; choose another column"
+                f"{subject}: its {part} {name} is marked secret, and commands and the console show "
+                f"{part}s; choose another column"
             )
 
 
