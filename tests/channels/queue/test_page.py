@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fixtures.clients import connect_redis
-from fixtures.queues import odds_of_sharing
+from penstock import Queue
 from penstock.clients import FairQueue
+from penstock.declaring.kinds import MAX_STREAMS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "queues.md").read_text()
-SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,17 +28,9 @@ def test_the_examples_run(redis_url: str, capsys: pytest.CaptureFixture[str]) ->
     assert names["calls"].key_limits["api.partner.com"].rate == 10
 
 
-def number(text: str) -> float:
-    mantissa, _, power = text.partition(" × 10")  # noqa: RUF001  as the page writes it
-    if text.endswith("%"):
-        return float(text.removesuffix(" %")) / 100
-    return float(mantissa) * 10.0 ** int(power.translate(SUPERSCRIPTS))
+def test_the_numbers_of_streams_are_those_of_a_queue() -> None:
+    shown = re.search(r"has (\d+) streams \(`streams`, at most (\d+)\)\. A tenant's name selects (\d+) of", PAGE)
 
-
-@pytest.mark.parametrize(
-    "row", re.findall(r"^\| (\d+) of (\d+) \| ([^`|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
-)
-def test_the_odds_are_those_of_the_page(row: tuple[str, ...]) -> None:
-    size, streams, *odds = row
-    for others, text in zip((1, 4, 16), odds, strict=True):
-        assert odds_of_sharing(int(streams), int(size), others) == pytest.approx(number(text), rel=0.2)
+    assert shown
+    queue = Queue("receipts")
+    assert [int(text) for text in shown.groups()] == [queue.streams, MAX_STREAMS, queue.hand]
