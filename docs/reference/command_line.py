@@ -81,7 +81,7 @@ _COMMANDS = """\
 *Which commands and options are there, and what do their exit codes mean?*
 
 Commands print data to stdout, and messages and the log to stderr. With `--json`, they print the data as JSON.
-A command that has the option `--apply` only shows a plan without it (`init` only with `--roles`).
+Without `--apply`, a command that has this option only shows a plan (`init --roles`, too).
 A `TIME` is in ISO 8601, such as `2026-11-23T14:05+01:00`, by default in UTC. `2h` means two hours ago.
 A `DURATION` is in seconds, or has a unit: `20ms`, `90s`, `10m`, `2h`.
 A `PLACE` is a shard with an offset: `'rides/2 offset 4118'`.
@@ -92,7 +92,7 @@ The [glossary](../glossary.md) explains the terms.
 | --- | --- |
 {codes}
 
-Every command takes these [settings](settings.md) as options: {common}. *Also* lists its other settings, `--apply`, `--json`, and arguments that are names.
+Every command takes these [settings](settings.md) as options: {common}. The line *Also* lists a command's other settings, `--apply`, `--json`, and arguments that are names.
 
 {commands}
 """
@@ -117,7 +117,7 @@ Metrics that end in `_total` are counters, and all others are gauges. Postgres a
 ## Of a process
 
 A process with [`--listen`](../how-to/watch-it-from-outside.md) serves these metrics at `/metrics`. They begin at 0 when the process starts.
-A *round* is one run of the loop of a streamer or worker. A histogram has the series `_bucket`, `_sum` and `_count`; metrics in `_total` are counters, all others gauges.
+A *round* is one run of the loop of a streamer or worker. Metrics in `_total` are counters, and all others are gauges or histograms.
 
 {process}
 

@@ -56,7 +56,7 @@ Inspect lookups        tail          Print the records of a log with their paylo
 Inspect lookups        trace         Show the path of a record: when it was staged, sequenced, published, and applied by each consumer.
 Inspect lookups        explain       Explain why a record is not applied yet, and what to do. Exits with 0 if all its consumers have applied it, else with 1.
 Inspect health         doctor        Check for anything that endangers records. Exits with 1 if it finds an error, and with 3 if a server does not answer.
-Inspect probe          probe         Ask a process with --listen whether it is alive (/livez) or ready (/readyz). If it is not, prints why, and exits with 1.
+Inspect probe          probe         Ask a process that was started with --listen whether it is alive (/livez) or ready (/readyz). If it is not, prints why, and exits with 1.
 Inspect comparisons    verify        Prove that no record is missing, doubled, changed or out of order, while everything runs. Exits with 4 if it finds such a record.
 Repair  comparisons    reconcile     Compare the state of running consumers with the canonical tables. Exits with 4 if differences remain.
 Repair  resets         replay        Copy records of a log, by range or key, into another channel, as new records. Continues an interrupted replay.

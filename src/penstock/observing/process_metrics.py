@@ -65,9 +65,9 @@ handler_batch_records       histogram consumer,channel             Records in a 
 round_duration_seconds      histogram worker                       Duration of a round; a consumer's round includes the wait for work.
 last_round_age_seconds      gauge     worker                       Time since the last round in which both servers answered.
 server_wait_seconds_total   counter   worker,server                Sum of the pauses after which an unavailable server was tried again.
-streamer_records_total      counter   step                         Records of the streamer: sequenced, added to Redis, known there (sent again), or removed by retention.
+streamer_records_total      counter   step                         Records of the streamer: sequenced, added to Redis, known (sent again, but already in Redis), or removed by retention.
 streamer_backlog_records    gauge     -                            Records with an offset that Redis lacks.
-recruit_jobs_total          counter   job,outcome                  Jobs that a recruiter has drawn: dismissed (nothing done), finished, aborted (a lock, server or budget was missing), or failed.
+recruit_jobs_total          counter   job,outcome                  Slices of work that were drawn at requests (work stealing): dismissed (nothing done), finished, aborted (a lock, server or budget was missing), or failed.
 """  # noqa: E501  a table
 
 

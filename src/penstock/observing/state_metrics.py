@@ -84,8 +84,8 @@ log_records                             gauge   sum channel             Records 
 log_entries                             gauge   sum channel             Entries of a log in Redis.
 log_memory_bytes                        gauge   sum channel             Bytes of a log in Redis, if the log has a budget.
 log_memory_limit_bytes                  gauge   sum channel             Memory budget of a log in Redis.
-shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; otherwise a single 0 with an empty label.
-shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; otherwise a single 0 with an empty label.
+shard_stopped                           gauge   max channel,shard       1 for each shard that the streamer leaves out; if there is none, a single 0 with an empty label.
+shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; if there is none, a single 0 with an empty label.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
 consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; it falls if an operator moves one back.
@@ -94,13 +94,13 @@ consumer_lag_seconds                    gauge   max consumer,channel    Age of t
 consumer_evicted_records                gauge   sum consumer,channel    Evicted records after the checkpoints; the consumer reads them from Postgres.
 consumer_dead_letters                   gauge   sum consumer,channel    Current dead letters of the consumer.
 consumer_paused                         gauge   max consumer,channel    1 while the consumer or its channel is paused.
-consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; otherwise a single 0 with an empty label.
-consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits, for example for a lock; otherwise a single 0 with an empty label.
+consumer_halted                         gauge   max consumer,channel,shard    1 for each halted shard; if there is none, a single 0 with an empty label.
+consumer_waiting                        gauge   max consumer,channel,shard    1 for each shard that waits, for example for a lock; if there is none, a single 0 with an empty label.
 queue_messages                          gauge   sum channel,state       Messages of a queue: waiting, leased, delayed, dead, or not yet in Redis (in_postgres).
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that was due and is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that is ready for a reader.
 queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by another limit.
-queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited for a reader, in the last minutes and the worst shard. A noisy tenant has 30 messages or more, and over a tenth of the queue; others are quiet.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited for a reader, in the last minutes and the worst shard. The label tenants is noisy for tenants that hold 30 messages or more, and over a tenth of the queue, else quiet.
 queue_written_messages_total            counter sum channel             Messages written.
 queue_done_messages_total               counter sum channel             Messages done.
 queue_dead_lettered_messages_total      counter sum channel             Messages dead-lettered at their deadline.

@@ -52,8 +52,8 @@ def verify(
 
     Args:
         start: Begin at this offset of each shard, or with the records sequenced since this time; by
-            default, begin with the journal. A place (rides/2 offset 4118) limits the check to its
-            shard.
+            default, with the oldest record of the journal. A place (rides/2 offset 4118) limits the
+            check to its shard.
     """
     with (
         open_connections(settings, "verify") as servers,

@@ -44,7 +44,7 @@ def console(
     Args:
         address: Address to listen on.
         host: Additional host name of the console.
-        users: TOML file with a table for each user, which has the rights and the hash of the
+        users: TOML file. A table for each user has the user's rights and the hash of the
             password.
         proxy: Header in which a proxy at this address sends the name of a user of --users.
         acting_database_url: Postgres for actions, such as pausing or retrying. Without this option,

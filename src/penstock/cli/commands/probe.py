@@ -26,8 +26,8 @@ def probe(
         typer.Argument(metavar="URL", help="Address to ask, such as http://127.0.0.1:9310/livez."),
     ],
 ) -> None:
-    """Ask a process with --listen whether it is alive (/livez) or ready (/readyz). If it is not,
-    prints why, and exits with 1.
+    """Ask a process that was started with --listen whether it is alive (/livez) or ready (/readyz).
+    If it is not, prints why, and exits with 1.
     """
     host, port, path = _parse(url)
     try:

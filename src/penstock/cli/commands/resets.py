@@ -357,7 +357,7 @@ def replay(
             (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago). By default, begin
             with the oldest record.
         until: Last offset, last place, or a time before which the records were staged. By default,
-            end with the record that is newest at the beginning.
+            end with the newest record at the time when the replay begins.
         key: Only records of this key.
         again: Repeat a finished replay.
     """
