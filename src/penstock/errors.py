@@ -122,7 +122,7 @@ class InvalidChore(_NamesField, DeclarationError):
 
 
 class ChannelMismatch(DeclarationError):
-    """A channel is registered with another kind or number of shards than a pipeline declares."""
+    """A channel is registered as another kind, or with other shards, than a pipeline declares."""
 
 
 class ChannelRetired(DeclarationError):
