@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from psycopg.errors import SerializationFailure
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from fixtures.reader import ALL, Reader, apply, apply_all
 from penstock import Cancel, DeadLetter, Snooze
+from penstock.consuming.failures import FailureLog, NotApplied, find_outcome
 from penstock.declaring.outcomes import HandlerOutcome
-from penstock.records import Record
+from penstock.records import Record, Shard, ShardName
 
+SHARD = ShardName("rides", Shard(0))
 REST = [record for record in ALL if record != 5]
 
 
@@ -99,3 +103,18 @@ def test_a_consumer_that_halts_on_poison_halts_at_what_it_would_dead_letter(read
 
     assert any("DeadLetter: no address" in why for why in halted.values())
     assert reader.dead() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "is_failure"),
+    [
+        (ValueError(), True),
+        *((error, False) for error in (Cancel(), Snooze(1), DeadLetter("no"), SerializationFailure())),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_neither_an_outcome_nor_a_conflict_is_logged_as_a_failure(error: Exception, *, is_failure: bool) -> None:
+    with capture_logs() as logs:
+        FailureLog("reader").show(SHARD, NotApplied(find_outcome(error), error))
+
+    assert [line["event"] for line in logs] == ["handler failed"] * is_failure

@@ -36,6 +36,7 @@ class Desk:
         self.refused = {"a1"}
         self.outcome: HandlerOutcome | None = None  # what the handler says of a1
         self.ends_transaction = False
+        self.returned: Any = None
         self.meanwhile: Callable[[], object] = lambda: None
 
     def letters(self) -> list[DeadLetterRow]:
@@ -58,7 +59,7 @@ def desk(
     desk = Desk(flow, connection, streamer, database_url)
 
     @flow.consumer(reads=things, name="reader", park_key=True, attempts=1)
-    def apply(session: Session, records: Sequence[Record]) -> None:
+    def apply(session: Session, records: Sequence[Record]) -> Any:
         for record in records:
             word = record.data["word"]
             session.execute(text("INSERT INTO public.effects (word) VALUES (:word)"), {"word": word})
@@ -69,6 +70,7 @@ def desk(
             desk.meanwhile()
             if desk.ends_transaction:
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
+        return desk.returned
 
     worker = desk.worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     for word in ("a1", "b1", "a2", "a3"):
@@ -233,13 +235,17 @@ def test_a_letter_that_another_process_has_retried_is_not_applied_twice(desk: De
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
 
 
-def test_a_handler_that_ends_its_transaction_is_detected(desk: Desk) -> None:
-    desk.refused, desk.ends_transaction = set(), True
+@pytest.mark.parametrize(
+    "fault", [{"ends_transaction": True}, {"returned": map(str, ())}], ids=lambda fault: next(iter(fault))
+)
+def test_a_handler_that_breaks_a_rule_ends_the_retry(desk: Desk, fault: dict[str, Any]) -> None:
+    desk.refused, letters = set(), desk.letters()
+    vars(desk).update(fault)
 
     with pytest.raises(BrokenTransaction):
-        desk.retry([at(desk.letters(), parse_place("things/0 offset 1"))])
+        desk.retry([at(letters, parse_place("things/0 offset 1"))])
 
-    assert len(desk.letters()) == 3
+    assert desk.letters() == letters
 
 
 def test_a_record_of_the_key_is_not_parked_while_the_key_is_being_freed(desk: Desk, streamer: Streamer) -> None:
