@@ -19,6 +19,7 @@ from fixtures.application import Ride
 from fixtures.command_line import CommandLine, load_settings
 from fixtures.constants import SetConstants
 from fixtures.crash_points import at_crash_points
+from fixtures.damaged_entries import damage_entry
 from fixtures.flow import retain_now, running
 from fixtures.intervals import take_for_fast
 from fixtures.postgres import engine_url
@@ -500,6 +501,35 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions, redis
     assert regions.rows("SELECT FROM penstock.checkpoints WHERE halted IS NOT NULL") == []
     assert noted <= {*regions.eu.rows(JOURNALED)}
     assert len(noted) > 6
+
+
+def test_a_damaged_payload_is_dead_lettered_as_the_journal_of_its_source_has_it(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    @regions.pipeline.consumer(reads=Log("things", sources=["eu", "us"]), attempts=1)
+    def picky(session: Session, records: Sequence[Record]) -> None:
+        raise ValueError([record.data for record in records])
+
+    spec = regions.pipeline.get_consumer("picky")
+    regions.us.stream()
+    regions.eu.stream()
+    with make_worker(regions.pipeline, spec, regions.database_url, regions.redis_url, sources=regions.urls) as worker:
+        worker.drain()
+        regions.eu.stage(3, "k")
+        regions.eu.stream()
+        for shard in regions.eu.channel.shard_names:
+            if redis_client.exists(stream := log_keys("penstock", shard).stream):
+                damage_entry(
+                    redis_client,
+                    stream,
+                    -1,
+                    lambda fields, _: fields.update({b"data": fields[b"data"].replace(b"{", b"[")}),
+                )
+        worker.drain()
+
+    staged = regions.eu.rows("SELECT key, data FROM penstock.staged_records ORDER BY key")
+    assert regions.rows("SELECT key, data FROM penstock.dead_letters ORDER BY key") == staged
+    assert len(staged) == 3
 
 
 def test_a_checkpoint_keeps_its_record_when_shards_are_applied_together(
