@@ -13,6 +13,7 @@ import redis
 
 from fixtures.command_line import CommandLine
 from penstock.channels.routing import log_keys
+from penstock.consuming.dead_lettering import how_to_resume
 from penstock.database.connections import Connection
 from penstock.records import Shard, ShardName
 
@@ -296,3 +297,31 @@ def test_what_is_parked_in_another_shard_is_retried_with_the_first_of_its_key(sh
     said = shop.penstock("explain", str(KEYS + 1)).stdout
     assert shop.follow(said) == [("dead-letters retry copies 'rides/0 offset 1' --parked", 0)]
     assert (shop.stale(), shop.applied()) == ([], (2 * KEYS, 2 * KEYS))
+
+
+RESUME = "penstock reset checkpoint reader --resume --apply"
+ACCEPT = "penstock reset source reader eu"
+
+
+@pytest.mark.parametrize(
+    ("channel", "reason", "has_letters", "commands"),
+    [
+        ("things", None, False, f"then: {RESUME}"),
+        ("things", None, True, f"then, in this order: penstock dead-letters retry reader --all, and {RESUME}"),
+        ("things@eu", "ValueError", False, f"then: {RESUME}"),
+        ("things@eu", f"it was restored. Accept it: {ACCEPT} --apply", True, f"then: {ACCEPT}"),
+        ("things", f"it was restored. Accept it: {ACCEPT} --apply", False, f"then: {RESUME}"),
+        ("things", "pass it: --to 'things/0 offset 5'", True, "then type the command that penstock status shows"),
+        (
+            "things@eu",
+            f"{ACCEPT} --to 'things@eu/0 offset 5'",
+            True,
+            "then type the command that penstock status shows",
+        ),
+        ("things", "pass it: --to 'things/1 offset 5'", False, f"then: {RESUME}"),
+    ],
+)
+def test_a_halted_shard_names_the_commands_that_resume_it(
+    channel: str, reason: str | None, commands: str, *, has_letters: bool
+) -> None:
+    assert how_to_resume("reader", ShardName(channel, Shard(0)), reason, has_letters) == commands
