@@ -32,7 +32,7 @@ AREAS = {
     "verify": ("verifying", "verifying cli/test_verify* operating/test_log_model*"),
     "publisher": (
         "streaming/publisher streaming/senders streaming/tails streaming/unpublished channels/log lua/log",
-        "streaming channels/test_*",
+        "streaming/test_pub* streaming/test_[ilsntu]* channels/test_*",
     ),
     "reconcile": ("reconciling", "reconciling cli/test_reconcile*"),
     "letters": (
@@ -52,7 +52,7 @@ AREAS = {
         "operating/reset operating/replay operating/channels",
         "operating/test_re* operating/test_ch* operating/test_new* operating/test_off* operating/test_same* scenarios/test_resh*",
     ),
-    "consuming": ("consuming", "consuming unit faults"),
+    "consuming": ("consuming", "consuming unit faults observing/test_events*"),
     "staging": ("staging schema/capture", "staging unit"),
     "ick": ("lua/ick channels/ick", "channels/ick consuming/test_members* operating/test_ick*"),
     "console": ("console", "console"),
