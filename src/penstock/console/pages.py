@@ -138,8 +138,8 @@ def _read_charts(reading: Reading, visitor: Visitor, request: Request) -> PageCo
         sample, _ = reading.status(visitor)
         moments, period = recall(sample), "hour"
         note = (
-            "Latency: median and maximum of the last record that each shard has applied within a "
-            "minute. For every record's, a day, and history over restarts: --prometheus-url"
+            "Latency: median and maximum of each shard's last record, within a minute. Every "
+            "record's, a day, and history over restarts: --prometheus-url"
         )
         if isinstance(error, ServerUnavailable):
             note = str(error)

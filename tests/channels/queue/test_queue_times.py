@@ -592,3 +592,20 @@ def test_a_lease_that_had_ended_before_the_clock_was_corrected_has_ended(redis_c
     probe.sweep()
 
     assert payloads(probe) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "text"),
+    [
+        (7, "is leased for another 0.5 s by {token}, attempt 1"),
+        (7.5, "was leased by {token}, attempt 1, until 0 s ago: the next reader that asks gets it"),
+        (13.3, "was leased by {token}, attempt 1, until 5.8 s ago: the next reader that asks gets it"),
+    ],
+)
+def test_a_lease_that_has_ended_is_explained_as_one(probe: Probe, passed_s: float, text: str) -> None:
+    """Nobody has asked for a message since: it is handed over then."""
+    probe.write("t", "x")
+    [leased] = probe.take(lease_s=7.5)
+    probe.pass_time(passed_s)
+
+    assert probe.explain(leased.id).text == text.format(token=leased.token)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.channels.scripts import as_text
-from penstock.display import format_count
+from penstock.display import format_count, format_seconds
 from penstock.errors import ForeignQueue
 
 
@@ -104,6 +104,11 @@ def _sentence(facts: Mapping[str, str]) -> str:
     match facts["state"]:
         case "waiting":
             return f"waits: {_reason(facts)}"
+        case "leased" if (lease_s := float(facts["lease"])) <= 0:
+            return (
+                f"was leased by {facts['holder']}, attempt {facts['attempts']}, until "
+                f"{format_seconds(abs(lease_s))} ago: the next reader that asks gets it"
+            )
         case "leased":
             return (
                 f"is leased for another {facts['lease']} s by {facts['holder']}, attempt "
