@@ -187,6 +187,25 @@ def test_whatever_is_cut_says_by_how_much_and_where_the_rest_is(
     assert {path: words for path, words in missing.items() if words} == {}
 
 
+def test_what_is_furthest_behind_is_shown_first(client: TestClient) -> None:
+    """Of a shard's checkpoints, of which four are shown, and of the queues: one is idle."""
+    page = client.get("/channels/orders").text
+    shown = [
+        [int(offset) for offset in re.findall(r'<meter min="0" max="\d+" value="(\d+)"', cell)]
+        for cell in re.findall(r"<td>(<span class=\"checkpoint\">.*?)</td>", page)
+    ]
+    assert [len(offsets) for offsets in shown] == [4, 4, 4]
+    checkpoints = {"0": list[int](), "1": [], "2": []}
+    for consumer in client.get("/consumers.json").json():
+        for shard in consumer["shards"]:
+            if consumer["channel"] == "orders":
+                checkpoints[str(shard["shard"])].append(shard["checkpoint"])
+    assert shown == [sorted(offsets)[:4] for offsets in checkpoints.values()]
+
+    assert ">idle</a>" in (jobs := client.get("/jobs").text)
+    assert re.search(r'<small>of <a href="[^"]*">jobs</a>', jobs)
+
+
 def test_a_search_for_a_key_says_how_far_back_it_came_and_goes_on_from_there(
     client: TestClient, connection: Connection, set_constants: SetConstants
 ) -> None:
