@@ -101,11 +101,8 @@ def _position(letter: DeadLetterRow) -> tuple[str, int, int]:
 
 
 def make_record(letter: DeadLetterRow, row: Sequence[Any]) -> Record:
-    """Returns the record of a letter's row.
-
-    Its first seven columns are number, key, action, object, data, headers, time of staging.
-    """
-    return Record(letter.channel, Shard(letter.shard), Offset(letter.offset), *row[:7])
+    """Returns a record by number, key, action, object, data, headers and time of staging."""
+    return Record(letter.channel, Shard(letter.shard), Offset(letter.offset), *row)
 
 
 Result = TypeVar("Result")

@@ -369,8 +369,7 @@ WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AN
 
 -- :name dead_letter
 SELECT record_id, key, action, object, data::text, coalesce(headers::text, ''),
-       (extract(epoch FROM staged_at) * 1000000)::bigint,
-       reason, attempts, parked, failed_at
+       (extract(epoch FROM staged_at) * 1000000)::bigint
 FROM {schema}.dead_letters
 WHERE consumer = %(consumer)s AND channel = %(channel)s AND shard = %(shard)s AND "offset" = %(offset)s;
 
