@@ -423,6 +423,7 @@ def test_a_reader_that_resumes_notices_a_loss_too(filled_log: FilledLog, make_re
     with pytest.raises(LogLost):
         reader.read(0, 21, 10)
     reader.resume(0, 16)
+    assert offsets(reader.read(0, 16, 10)) == []
     filled_log.add(1)
     assert offsets(reader.read(0, 16, 10)) == [16]
 

@@ -1,5 +1,6 @@
 """Registered channels are listed, retired, and their names brought back."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -65,6 +66,19 @@ def filled(pipeline: Pipeline, connection: Connection, database_url: str, redis_
 
 def find_keys(client: redis.Redis, channel: str) -> list[bytes]:
     return [*client.scan_iter(match=f"*{{{channel}/*", count=10_000)]
+
+
+def count_rows(connection: Connection) -> Counter[tuple[str, str]]:
+    """The rows of each channel in each table that names channels."""
+    named = (
+        "SELECT c.table_name FROM information_schema.columns c JOIN information_schema.tables USING (table_schema, table_name) "
+        "WHERE table_schema = 'penstock' AND column_name = 'channel' AND table_type = 'BASE TABLE'"
+    )
+    return Counter(
+        (table, channel)
+        for (table,) in connection.execute(named).fetchall()
+        for (channel,) in connection.execute(f"SELECT channel FROM penstock.{table}".encode())
+    )
 
 
 def retire(connection: Connection, client: redis.Redis, name: str, **options: Any) -> Any:
@@ -194,17 +208,20 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
     keys = log_keys("penstock", ShardName(name, Shard(1)))
     redis_client.mset({keys.ends: "of an epoch", keys.writes: "of a writer"})
 
-    connection.execute("INSERT INTO penstock.unique_names VALUES ('jobs', 'n', 1, 0, false, NULL)")
-    connection.execute("INSERT INTO penstock.job_notes VALUES (1, 'jobs')")
-    connection.execute("INSERT INTO penstock.job_results VALUES (1, 'jobs', '1')")
-    tables = ["channels", "journal", "checkpoints", "staged_records", "waiting_records"]
+    for number, queue in enumerate(("jobs", "other jobs"), 1):
+        connection.execute("INSERT INTO penstock.unique_names VALUES (%s, 'n', 1, 0, false, NULL)", (queue,))
+        connection.execute("INSERT INTO penstock.queue_limits VALUES (%s, 'tenant', 't', '{}')", (queue,))
+        connection.execute("INSERT INTO penstock.cancellations VALUES (%s, %s, 0, false)", (number, queue))
+        connection.execute("INSERT INTO penstock.job_notes VALUES (%s, %s)", (number, queue))
+        connection.execute("INSERT INTO penstock.job_results VALUES (%s, %s, '1')", (number, queue))
+    rows = count_rows(connection)
 
     assert retire(connection, redis_client, name, discard=True, apply=True).applied
 
     assert find_keys(redis_client, name) == []
-    for table in [*tables, "unique_names", "job_notes", "job_results"]:
-        left = f"SELECT count(*) FROM penstock.{table} WHERE channel = %s".encode()
-        assert connection.execute(left, (name,)).fetchone() == (0,), table
+    assert count_rows(connection) == {place: count for place, count in rows.items() if place[1] != name} | {
+        ("retired_channels", name): 1
+    }
     assert {each: len(find_keys(redis_client, each)) for each in others} == others
     assert [*others] == [each for each in ("old", "kept", "dirty", "jobs") if each != name]
 
