@@ -265,6 +265,12 @@ def test_only_logs_are_resharded_and_only_to_numbers_that_a_channel_can_have(
     for shards in (6, 4):  # that of the first generation, too
         assert reshard(Store(connection), "things", shards, apply=True).applied
     assert registered_channels(Store(connection))["things"].generations == [6, 4]
+    connection.execute(
+        'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, reported_by) '
+        "VALUES ('r', 'things', 0, 0, 1, 'db')"
+    )
+    with pytest.raises(Refused, match="read from another database by r"):
+        reshard(Store(connection), "things", 6)
 
 
 def test_the_command_shows_a_plan_and_carries_it_out(
