@@ -32,7 +32,7 @@ AREAS = {
     "verify": ("verifying", "verifying cli/test_verify* operating/test_log_model*"),
     "publisher": (
         "streaming/publisher streaming/senders streaming/tails streaming/unpublished channels/log lua/log",
-        "streaming/test_pub* streaming/test_[ilsntu]* channels/test_*",
+        "streaming/test_pub* streaming/test_[ilsntu]* channels/test_* channels/groups",
     ),
     "reconcile": ("reconciling", "reconciling cli/test_reconcile*"),
     "letters": (
