@@ -77,7 +77,7 @@ isolated_records                        gauge   sum -                   Staged r
 staged_records                          gauge   sum channel             Committed records without an offset, counted up to 100,000.
 staged_oldest_age_seconds               gauge   max channel             Age of the oldest committed record without an offset.
 sequenced_records_total                 counter sum channel             Records that got an offset.
-published_records_total                 counter sum channel             Records published to Redis, including evicted ones.
+published_records_total                 counter sum channel             Records published to Redis, including evicted records.
 unpublished_records                     gauge   sum channel             Records with an offset that Redis lacks.
 unread_records                          gauge   sum channel             Records that nobody reads, because a shard or a checkpoint is missing.
 log_records                             gauge   sum channel             Records of a log in Redis.
@@ -88,7 +88,7 @@ shard_stopped                           gauge   max channel,shard       1 for ea
 shard_damaged                           gauge   max channel,shard       1 for each shard with foreign content in Redis; if there is none, a single 0 with an empty label.
 consumer_applied_records_total          counter sum consumer,channel    Records whose effects are committed.
 consumer_skipped_records_total          counter sum consumer,channel    Records that were delivered again, and skipped.
-consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; it falls if an operator moves one back.
+consumer_checkpoint_offset              gauge   sum consumer,channel    Sum of the checkpoints' offsets; it falls if an operator moves a checkpoint back.
 consumer_lag_records                    gauge   sum consumer,channel    Records with an offset after the consumer's checkpoints; for a queue, due jobs.
 consumer_lag_seconds                    gauge   max consumer,channel    Age of the first record after a checkpoint, in the worst shard.
 consumer_evicted_records                gauge   sum consumer,channel    Evicted records after the checkpoints; the consumer reads them from Postgres.

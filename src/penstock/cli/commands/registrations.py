@@ -252,7 +252,9 @@ def run_schedule_(settings: Settings, name: ScheduleName) -> None:
 def retire_channel_(
     settings: Settings,
     name: ChannelName,
-    discard: Annotated[bool, typer.Option("--discard", help="Also delete unread records.")] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Also delete unread records and dead letters.")
+    ] = False,
     apply: Apply = False,
 ) -> None:
     """Remove a channel with its content. Nothing can be staged for it afterwards."""
