@@ -269,6 +269,10 @@ def test_foreign_values_beside_an_ick_crash_no_reader(redis_client: redis.Redis)
     assert update_progress(redis_client, "penstock", [shard])[shard].done_up_to == 0
     found = inspect_shards(redis_client, "penstock", [shard], 0.0)[shard]
     assert found.damage == "index/0: the counts of its records are not numbers"
+    redis_client.set(keys.progress, "a text")
+    assert "index/0: the key holds another type" in str(
+        inspect_shards(redis_client, "penstock", [shard], 0.0)[shard].damage
+    )
 
 
 @pytest.mark.parametrize("forged", ["a key that is no UTF-8", "an id that is no number"])

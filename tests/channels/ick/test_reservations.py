@@ -96,7 +96,10 @@ def test_a_consumer_that_waits_writes_nothing(
     assert redis_client.info("persistence")["rdb_changes_since_last_save"] == changes
 
     ick.add({"a": 1})
-    assert reserved(consumer.exchange(mine)).members == [b"a"]
+    mine = reserved(consumer.exchange(mine))
+    assert mine.members == [b"a"]
+    last = reserved(consumer.exchange(mine))
+    assert (last.number, last.members, last.committed) == (mine.number + 1, [], 1)
 
 
 def test_adopted_and_dirty_members_are_taken_by_their_scores(ick: DirtyList, redis_client: redis.Redis) -> None:
