@@ -18,7 +18,7 @@ from penstock.errors import Refused, Unknown
 from penstock.journal.journal_reader import offsets_since
 from penstock.operating.reset import checkpoint
 from penstock.operating.reset.checkpoint import reset_checkpoint
-from penstock.records import Offset, Record
+from penstock.records import Offset, Record, parse_place
 from penstock.streaming import Streamer
 
 
@@ -98,6 +98,8 @@ def test_an_offset_that_does_not_exist_yet_is_refused(connection: Connection, re
 def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWorker) -> None:
     with pytest.raises(Unknown, match="there are: reader"):
         reset_checkpoint(Store(connection), "raeder", "latest", apply=True)
+    with pytest.raises(Unknown, match="reads things, not other"):
+        reset_checkpoint(Store(connection), "reader", parse_place("other/0 offset 1"), apply=True)
 
 
 def test_a_halted_shard_resumes_behind_the_failing_record(

@@ -53,6 +53,17 @@ def test_release_makes_the_rest_dirty_with_their_old_scores(
     assert reserved(rival.reserve()).marks == ((b"b", 2.0), (b"c", 3.0))
 
 
+def test_a_reservation_that_is_replaced_makes_a_missing_ick(
+    ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
+) -> None:
+    ick.add({"a": 1})
+    consumer.reserve()
+    redis_client.delete(consumer.keys.version)
+
+    assert reserved(consumer.reserve()).members == [b"a"]
+    assert ick.stats() is not None
+
+
 def test_a_release_that_returns_nothing_makes_no_ick(
     ick: DirtyList, consumer: Reservations, redis_client: redis.Redis
 ) -> None:
