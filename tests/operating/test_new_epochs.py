@@ -10,6 +10,7 @@ from fixtures.roles import UrlFor
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
+from penstock.database.registry import register_channel
 from penstock.database.store import Store
 from penstock.errors import HistoryDiverged
 from penstock.journal.lineage import check_lineage
@@ -69,6 +70,8 @@ def test_one_shard_that_was_written_in_a_later_epoch_is_enough(
 
     with pytest.raises(HistoryDiverged, match="epoch 5"):
         open_by_worker(connection, redis_client, flow)
+    register_channel(Store(connection), things)
+    assert reset_epoch(connection, redis_client, flow).new_epoch == 6
 
 
 def test_the_next_tick_belongs_to_the_new_epoch(
