@@ -19,7 +19,7 @@ from penstock.journal.journal_reader import offsets_since
 from penstock.operating import replay
 from penstock.operating.consumers import retire
 from penstock.operating.replay import Replay, ReplayRequest
-from penstock.records import Offset, Place, Shard, ShardName
+from penstock.records import Offset, Place, Shard, ShardName, parse_place
 from penstock.streaming import Streamer
 
 things = Log("things", shards=2, keep=timedelta(hours=1))
@@ -314,6 +314,13 @@ def test_channels_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         ask(target, channel=channel, apply=True)
+
+
+@pytest.mark.parametrize("options", [{"start": "copies/0 offset 1"}, {"end": "things/0 offset 1", "shard": 1}])
+def test_a_place_outside_of_what_is_replayed_is_refused(ask: Ask, options: dict[str, Any]) -> None:
+    places = {name: parse_place(value) if isinstance(value, str) else value for name, value in options.items()}
+    with pytest.raises(Unknown, match="is not in things, or not in the shard"):
+        ask(apply=True, **places)
 
 
 def test_retention_waits_for_a_replay_and_removed_records_are_refused(

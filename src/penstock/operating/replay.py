@@ -56,10 +56,12 @@ class ReplayRequest:
     @property
     def only_shard(self) -> Shard | None:
         """Returns the shard that is named, by itself or in a place."""
+        if self.shard is not None:
+            return Shard(self.shard)
         for place in (self.start, self.end):
             if isinstance(place, Place):
                 return place.shard.shard
-        return None if self.shard is None else Shard(self.shard)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
