@@ -137,8 +137,10 @@ def recall(sample: Sample) -> list[Moment]:
         sequenced, published, applied = (
             pair.rate(kind, *getattr(point, kind)) for kind in ("sequenced", "published", "passed")
         )
-        at = sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s)
+        read_at = sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s)
         lag = sum(point.lag.values())
         latencies = dict(zip(("latency_p50", "latency_p99"), point.latency_s, strict=True))
-        moments.append(Moment(at, sequenced, published, applied, lag, *point.dwell_s, **latencies))
+        moments.append(
+            Moment(read_at, sequenced, published, applied, lag, *point.dwell_s, **latencies)
+        )
     return moments

@@ -524,11 +524,11 @@ class JobCaller:
         return monotonic(), note_trace()
 
     def _end(
-        self, begun_at: float, noted: NotedTrace, error: BaseException | None
+        self, begun_at: float, trace: NotedTrace, error: BaseException | None
     ) -> BaseException | None:
         if self._observers:
             seconds = monotonic() - begun_at
-            self._observers(HandlerEnded(*self._names, 1, seconds, error_class(error), noted.id))
+            self._observers(HandlerEnded(*self._names, 1, seconds, error_class(error), trace.id))
         return error
 
 

@@ -168,14 +168,14 @@ class NotedTrace:
 
 def note_trace() -> NotedTrace:
     """Has the trace noted of handlers called from now on in this context, its copies and tasks."""
-    noted = NotedTrace()
-    _noted.set(noted)
-    return noted
+    trace = NotedTrace()
+    _noted.set(trace)
+    return trace
 
 
 def _note_trace(context: "SpanContext") -> None:
-    if context.trace_flags.sampled and (noted := _noted.get()) is not None:
-        noted.id = f"{context.trace_id:032x}"
+    if context.trace_flags.sampled and (trace := _noted.get()) is not None:
+        trace.id = f"{context.trace_id:032x}"
 
 
 def _note_error(span: "Span", error: BaseException) -> None:

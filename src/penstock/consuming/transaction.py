@@ -193,7 +193,7 @@ class HandlerTransaction:
         size = len(items) if isinstance(items, Sized) else 0  # a DataFrame has none
         if self.observers:
             self.observers(HandlerBegan(*self._names, size))
-        begun_at, noted = monotonic(), note_trace()
+        begun_at, trace = monotonic(), note_trace()
         try:
             with self._handler_silence(connection):
                 self._caller.call(connection, items)
@@ -201,9 +201,9 @@ class HandlerTransaction:
             index, error = None, raised
             if isinstance(raised, Culprit):
                 index, error = raised.index, raised.__cause__ or raised
-            self._note_called(size, begun_at, noted, error)
+            self._note_called(size, begun_at, trace, error)
             self._raise_failure(index, error)
-        self._note_called(size, begun_at, noted)
+        self._note_called(size, begun_at, trace)
 
     @staticmethod
     def _handler_silence(connection: EngineConnection) -> AbstractContextManager[None]:
@@ -211,13 +211,13 @@ class HandlerTransaction:
         return silent_for(driver, driver.handler_silence_s)
 
     def _note_called(
-        self, size: int, begun_at: float, noted: NotedTrace, error: BaseException | None = None
+        self, size: int, begun_at: float, trace: NotedTrace, error: BaseException | None = None
     ) -> None:
         if error is None:
-            self._trace = noted.id
+            self._trace = trace.id
         if self.observers:
             seconds = monotonic() - begun_at
-            self.observers(HandlerEnded(*self._names, size, seconds, error_class(error), noted.id))
+            self.observers(HandlerEnded(*self._names, size, seconds, error_class(error), trace.id))
 
     def _raise_failure(self, index: int | None, error: BaseException) -> NoReturn:
         """Raises the meaning of an error of the handler."""
