@@ -91,7 +91,7 @@ def test_every_alert_is_seen_to_fire_and_to_end() -> None:
 
     assert {name for name, _, fires in tried if fires} == alerts
     assert {name for name, ends, _ in tried if ends} == alerts
-    assert f"has {len(alerts)} rules" in (ROOT / "docs" / "how-to" / "watch-with-prometheus.md").read_text()
+    assert f"has {len(alerts)} alerting rules" in (ROOT / "docs" / "how-to" / "watch-with-prometheus.md").read_text()
 
 
 @pytest.mark.slow
