@@ -228,7 +228,7 @@ def _check_ids(store: Store) -> None:
             "the next id of staged_records is in use: the database was copied without its "
             "sequences, as by logical replication"
             if is_behind
-            else "this is another cluster than before, and this role may not see whether its "
+            else "this is another cluster than before, and this role cannot see whether its "
             "sequences were copied: GRANT SELECT ON SEQUENCE "
             f"{store.scope.schema}.staged_records_id_seq TO it, or penstock init --roles, "
             "and start it again"
