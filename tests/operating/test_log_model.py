@@ -547,7 +547,7 @@ class Operating:
 
     def plan_replay(self, start: Any, end: Any, key: str | None, shard: int | None) -> PlainReplay | None:
         named = [point[1] for point in (start, end) if point and point[0] == "place"]
-        only = named[0] if named else shard
+        only = shard if shard is not None or not named else named[0]
         shards = [each for each in range(len(self.log.shards)) if only in {None, each}]
         if not shards or any(each not in shards for each in named):
             return None
