@@ -262,7 +262,7 @@ DIGESTS_ELSEWHERE = {
     "channels/routing._numbers": "above, of choose_hand",
     "channels/scripts.script": "above",
     "spark/reconcile/log_examiner.examine": "in Spark",
-    "spark/submission.choose_python": "of the whole text of the script that it names; tests/unit/test_submission.py",
+    "spark/submission.find_python": "of the whole text of the script that it names; tests/unit/test_submission.py",
     "spark/sources/reservation_sequence._reserve": "tests/spark/test_ick_source.py",
     "streaming/sequencer._prepared_call": "tests/streaming/test_pooler.py",
 }

@@ -13,8 +13,8 @@ from penstock.errors import InvalidSetting
 from penstock.spark.session import _choose_python
 from penstock.spark.submission import (
     URLS,
-    choose_python,
     find_cluster,
+    find_python,
     find_url,
     name_source,
     refuse_connect,
@@ -110,7 +110,7 @@ def test_tasks_on_this_machine_import_the_installed_pyspark(
     _choose_python({}, "yarn")
     assert os.environ.pop("PYSPARK_PYTHON") == sys.executable
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    assert choose_python() == sys.executable
+    assert find_python() == sys.executable
     monkeypatch.setenv("SPARK_HOME", str(installed))
     _choose_python({}, None)
 
@@ -121,6 +121,20 @@ def test_tasks_on_this_machine_import_the_installed_pyspark(
     environment = {"PYTHONPATH": os.pathsep.join(zips if has_cache else zips[1:])}
     shown = subprocess.run([python, "-c", show, "a b"], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout.strip().split("|") == [sys.executable, pyspark.__file__, "True", "a b"]
+
+
+def test_a_script_in_a_cache_of_somebody_else_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script that is as it should be, too: its owner may replace it later."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    script = find_python()
+    (tmp_path / "penstock").chmod(0o777)
+
+    assert find_python() == script != sys.executable
+    assert (tmp_path / "penstock").stat().st_mode & 0o777 == 0o700
+
+    monkeypatch.setattr("penstock.spark.submission.Path.chmod", Mock(side_effect=PermissionError))
+    assert find_python() == sys.executable
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,10 @@ from penstock.spark.sources import register
 from penstock.spark.submission import (
     SECRET,
     URLS,
-    choose_python,
     find_cluster,
     find_java,
+    find_python,
+    is_local,
     read_submitted,
     refuse_connect,
     share,
@@ -160,10 +161,8 @@ def _choose_python(chosen: Mapping[str, str], master: str | None) -> None:
     """
     if "spark.pyspark.python" in chosen:
         os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
-    is_local = master is None or master.startswith("local")
-    python = os.environ.setdefault(
-        "PYSPARK_PYTHON", choose_python() if is_local else sys.executable
-    )
+    ours = find_python() if is_local(master) else sys.executable
+    python = os.environ.setdefault("PYSPARK_PYTHON", ours)
     if shutil.which(python) is None:
         raise InvalidSetting(
             f"PYSPARK_PYTHON is {python}, which is not there. The driver plans with it, too: if it "
@@ -174,7 +173,7 @@ def _choose_python(chosen: Mapping[str, str], master: str | None) -> None:
 
 def _settings(master: str | None, conf: Mapping[str, str], directory: str | None) -> dict[str, str]:
     """Returns Penstock's settings for a master; None is this machine."""
-    if master is not None and not master.startswith("local"):
+    if master is not None and not is_local(master):
         path = {"spark.executorEnv.PYTHONPATH": _application_path()}
         return SETTINGS | share(_SHARED, master, conf) | path
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -468,7 +467,7 @@ class Slots:
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
         self._store = self._context._jsc.sc().statusStore()  # noqa: SLF001  Python has no other way to the executors
-        self._is_local = str(self._context.master).startswith("local")
+        self._is_local = is_local(self._context.master)
         self.may_grow = not self._is_local
         """True if executors register one after the other, and come and go."""
         self._cpus = int(self._context.getConf().get("spark.task.cpus") or 1)

