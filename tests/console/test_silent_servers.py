@@ -116,7 +116,7 @@ def test_a_page_and_its_twin_answer_as_if_the_server_were_away(
         silent.hold_back()
         eventually(lambda: f"{SERVERS[name]} does not answer" in ask("/")[1], "the sample is one of the silence")
         addresses = list(list_addresses(console, state))
-        with ThreadPoolExecutor(CONNECTIONS) as pool:  # a page that waits for Redis keeps one of Postgres
+        with ThreadPoolExecutor(len(addresses)) as pool:
             answers = dict(zip(addresses, pool.map(lambda each: ask(each[2]), addresses), strict=True))
     finally:
         silent.heal()

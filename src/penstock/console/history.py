@@ -137,10 +137,8 @@ def recall(sample: Sample) -> list[Moment]:
         sequenced, published, applied = (
             pair.rate(kind, *getattr(point, kind)) for kind in ("sequenced", "published", "passed")
         )
-        read_at = sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s)
+        at = sample.read_at - timedelta(seconds=sample.recent[-1].time_s - point.time_s)
         lag = sum(point.lag.values())
         latencies = dict(zip(("latency_p50", "latency_p99"), point.latency_s, strict=True))
-        moments.append(
-            Moment(read_at, sequenced, published, applied, lag, *point.dwell_s, **latencies)
-        )
+        moments.append(Moment(at, sequenced, published, applied, lag, *point.dwell_s, **latencies))
     return moments

@@ -27,7 +27,7 @@ from penstock.errors import ServerUnavailable
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
-from penstock.operating.worker_sessions import Processes, read_processes
+from penstock.operating.worker_sessions import Processes, list_sessions, read_processes
 from penstock.pipeline import Pipeline, get_scope
 from penstock.records import Scope
 
@@ -190,9 +190,11 @@ class Reading:
             return diagnose(store, client, self.pipeline)
 
     def _read_workers(self) -> Processes:
-        status = self.sampler.look().status
-        with self.postgres() as store, self.redis() as client:
-            return read_processes(store, client, () if status is None else status.leased)
+        leased = () if (status := self.sampler.look().status) is None else status.leased
+        with self.postgres() as store:
+            sessions = list_sessions(store)
+        with self.redis() as client:  # while it waits, other pages have the connection to Postgres
+            return read_processes(sessions, client, self.scope.namespace, leased)
 
     def status(self, visitor: Visitor) -> tuple[Sample, Status]:
         """Returns the last sample, which may be old, and what a visitor may see of its status."""

@@ -232,16 +232,19 @@ class Processes:
 
 
 def read_processes(
-    store: Store, client: RedisClient, leased: Sequence[ShardName] = ()
+    sessions: Sequence[ProcessSession],
+    client: RedisClient,
+    namespace: str,
+    leased: Sequence[ShardName] = (),
 ) -> Processes:
-    """Reads the processes; ``leased`` are the shards of queues that have leases.
+    """Reads the jobs of processes; ``leased`` are the shards of queues that have leases.
 
-    Without Redis, their jobs are unknown.  Raises ``ServerUnavailable`` without Postgres.
+    Without Redis, their jobs are unknown.
     """
-    sessions, leases, note = list_sessions(store), Counter[str](), ""
+    leases, note = Counter[str](), ""
     try:
         if leased:
-            leases, are_all = count_leases(client, store.scope.namespace, leased)
+            leases, are_all = count_leases(client, namespace, leased)
             note = "" if are_all else "Only a part of the jobs was counted."
     except ServerUnavailable as error:
         note = f"Jobs are not known: {error}"
