@@ -50,7 +50,7 @@ def calls() -> Iterator[Calls]:
 def flow(calls: Calls) -> Pipeline:
     made = Pipeline([CALLS])
 
-    @made.worker(reads=CALLS, name="sends", concurrency=3)
+    @made.worker(reads=CALLS, name="sends", concurrency=8)
     def _(job: Job) -> None:
         calls.handle(job)
 
@@ -123,7 +123,7 @@ def test_slots_whose_handlers_take_no_session_show_by_the_jobs_of_their_process(
 
     def shown() -> list[tuple[Any, ...]]:
         processes = client.get("/workers.json").json()["processes"]
-        names = ("release", "process", "busy", "jobs")
+        names = ("release", "process", "busy", "jobs", "busy_slots", "slots")
         return [tuple(row[name] for name in names) for row in processes if row["application"].endswith("sends")]
 
     ours = find_release(), find_process(), 0
@@ -132,16 +132,18 @@ def test_slots_whose_handlers_take_no_session_show_by_the_jobs_of_their_process(
         streamer.drain()
         for _ in range(3):
             assert calls.begun.acquire(timeout=60)
-        eventually(lambda: shown() == [(*ours, 3)], "three jobs of one process, and no busy connection")
+        eventually(lambda: shown() == [(*ours, 3, 3, 8)], "three jobs of one process, and no busy connection")
         page = client.get("/workers").text
         calls.go.set()
-        eventually(lambda: shown() == [(*ours, None)], "none is left")
+        eventually(lambda: shown() == [(*ours, None, None, None)], "none is left")
     finally:
         calls.go.set()
         stopping.set()
         thread.join()
         worker.close()
-    assert re.search(rf"sends</a></th>.*<td>{find_process()}.*<td class=\"n\">3</td><td><time", page)
+    assert re.search(
+        rf"sends</a></th>.*<td>{find_process()}.*<td class=\"n\">3 <small>3 of 8 slots busy</small></td><td><time", page
+    )
 
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -162,8 +164,8 @@ TWO = [make_session("web-1:7", second=9), make_session("web-1:8", "active", 2), 
         (TWO, {}, [("web-1:7", 2, None, 1, 9, None), ("web-1:8", 1, 1, 2, 2, None)]),
         (
             TWO,
-            {f"sends@web-1:8-{HEX}": 2, f"sends@web-1:8-{HEX[::-1]}": 3, f"other@web-1:7-{HEX}": 1},
-            [("web-1:7", 2, None, 1, 9, None), ("web-1:8", 1, 1, 2, 2, 5), ("web-1:7", 0, 0, None, None, 1)],
+            {f"sends@web-1:8/4-{HEX}": 2, f"sends@web-1:8/2-{HEX[::-1]}": 3, f"other@web-1:7-{HEX}": 1},
+            [("web-1:7", 2, None, 1, 9, None), ("web-1:8", 1, 1, 2, 2, (5, 4, 6)), ("web-1:7", 0, 0, None, None, 1)],
         ),
         # Its name in Postgres is cut.
         ([make_session("5d-x2x7q:1")], {f"sends@web-7d9f8b6c5d-x2x7q:1-{HEX}": 4}, [("5d-x2x7q:1", 1, 0, 0, 0, 4)]),
@@ -184,7 +186,7 @@ def test_processes_of_one_host_are_told_apart_and_have_their_own_jobs(
             row.busy,
             row.since and row.since.second,
             row.heard_at and row.heard_at.second,
-            row.jobs,
+            row.jobs if row.slots is None else (row.jobs, row.busy_slots, row.slots),
         )
         for row in listed
     ] == processes

@@ -187,6 +187,10 @@ class ListedProcess(_NamedProcess):
     heard_at: datetime | None = None  # when the last statement of one began or ended
     # jobs of a queue that are leased to it; None if it has none, or Redis was not asked
     jobs: int | None = None
+    # slots of its readers that have jobs, and how many of them can be busy; None if it has no jobs,
+    # or its release does not name its slots
+    slots: int | None = None
+    busy_slots: int | None = None
 
     def is_holder(self, consumer: str, process: str | None) -> bool:
         """Returns whether it is a reader of a queue, whose name is not cut."""
@@ -194,8 +198,10 @@ class ListedProcess(_NamedProcess):
         return is_same and self.consumer == consumer
 
 
-_HOLDER = re.compile(r"(?P<consumer>[^@]+)(@(?P<process>.+))?-[0-9a-f]{12}")
-"""Pattern of the name of a queue's reader: see ``QueueWorker``."""
+_HOLDER = re.compile(
+    r"(?P<consumer>[^@]+)(@(?P<process>[^/]+)(/(?P<slots>[0-9]{1,6}))?)?-[0-9a-f]{12}"
+)
+"""Pattern of the name of a queue's reader, with the number of its slots: see ``QueueWorker``."""
 
 
 def list_processes(
@@ -218,7 +224,12 @@ def list_processes(
             beginning = "penstock " if process is None else APPLICATION
             processes.append(ListedProcess(f"{beginning}{consumer}", None, process))
         i = same[0] if same else -1
-        processes[i] = replace(processes[i], jobs=(processes[i].jobs or 0) + jobs)
+        listed = replace(processes[i], jobs=(processes[i].jobs or 0) + jobs)
+        if match["slots"] is not None:
+            slots = int(match["slots"])
+            busy = (listed.busy_slots or 0) + min(jobs, slots)
+            listed = replace(listed, slots=(listed.slots or 0) + slots, busy_slots=busy)
+        processes[i] = listed
     return processes
 
 

@@ -119,7 +119,7 @@ class QueueWorker(Worker):
         self._reader = QueueReader(
             self._client,
             self._shape,
-            worker=worker_name(f"{self.consumer.name}@{find_process()}"),
+            worker=worker_name(f"{self.consumer.name}@{find_process()}/{self._spec.concurrency}"),
             lease_s=self._spec.lease,
             limit_s=self._spec.limit,
             attempts=NO_LIMIT,
