@@ -110,10 +110,18 @@ class Walk:
                 yield moment, latest
 
 
-def check_zone(name: str, years: range, *, restarts: bool = False) -> int:
-    """Compares all times around all changes; returns how many expressions were tried."""
+Change = tuple[datetime, timedelta | None, timedelta | None]
+
+
+def check_zone(name: str, years: range, *, restarts: bool = False, known: set[Change] | None = None) -> int:
+    """Compares all times around all changes but the known ones; returns how many expressions were tried."""
     zone, tried = ZoneInfo(name), 0
+    known = set() if known is None else known
     for change in find_changes(zone, years):
+        key = change, (change - MINUTE).astimezone(zone).utcoffset(), change.astimezone(zone).utcoffset()
+        if key in known:
+            continue
+        known.add(key)
         walk = Walk(zone, change)
         for expression in walk.expressions:
             spec, expected = ScheduleSpec("s", Queue("jobs"), expression, timezone=name), walk.times(expression)
@@ -135,7 +143,8 @@ def test_each_local_time_is_once_and_time_passes_evenly_where_clocks_change(name
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_each_local_time_is_once_at_every_change_of_every_time_zone() -> None:
-    assert sum(check_zone(name, YEARS) for name in sorted(available_timezones())) > 10_000
+    known: set[Change] = set()  # zones with the same change have the same times around it
+    assert sum(check_zone(name, YEARS, known=known) for name in sorted(available_timezones())) > 3_000
 
 
 @pytest.mark.slow
