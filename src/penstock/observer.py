@@ -141,8 +141,8 @@ class Delivery:
         counts: How many were ``applied``, ``skipped``, ``dead``, ``backfilled``, ``cancelled``,
             ``snoozed``, ``retried``, ``stale``; those that are 0 are missing.
         latencies_us: Microseconds from staging to the COMMIT of the effect, of each that was
-            applied: to the lock of the checkpoint by Postgres' clock, from there by the process';
-            none of jobs.
+            applied: to the lock of the checkpoint by Postgres' clock, from there by the process'.
+            Of a job they begin when it is due, if that is later.
         trace: Trace id of the span that the last of these was handled in; None if none is recorded.
     """
 

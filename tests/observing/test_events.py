@@ -4,15 +4,17 @@ import json
 import logging
 import threading
 from collections import Counter
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
-from fixtures.jobs import Bench
+from fixtures.jobs import JOBS, Bench
 from fixtures.reader import ALL, Reader, apply
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup, make_worker
@@ -174,6 +176,48 @@ def test_jobs_are_counted_to_the_last_one_that_ends_while_the_worker_closes(
 
     assert total(events) == Counter(applied=30, dead=1)
     assert only(events, DeadLettered) == [DeadLettered("receipts", "jobs", 0, "LookupError")]
+
+
+@pytest.mark.parametrize(("takes_session", "together"), [(True, 1), (True, 10), (False, 1)])
+def test_the_latency_of_a_job_begins_at_its_staging_or_when_it_is_due(
+    working: Pipeline,
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+    set_constants: SetConstants,
+    *,
+    takes_session: bool,
+    together: int,
+) -> None:
+    def do_alone(_: Any) -> None:
+        done.append(monotonic())
+
+    def do(session: Session, job: Any) -> None:
+        session.execute(text("SELECT 1"))
+        do_alone(job)
+
+    set_constants("consuming.queue.prefetch", TRANSACTION_S=1e6)
+    events, done = list[Event](), list[float]()
+    working.observe(events.append)
+    declare = working.worker(reads=JOBS, name="receipts", concurrency=1, together=together)
+    declare(do if takes_session else do_alone)
+    with QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url)) as worker:
+        bench.stage()
+        worker.drain()  # how long a job takes is known from now on
+        events.clear()
+        begun_at = monotonic()
+        bench.stage(10)
+        staged_at = monotonic()
+        worker.drain()
+        drained_s = monotonic() - begun_at
+        in_order = [us for delivery in only(events, Delivery) for us in delivery.latencies_us]
+        events.clear()
+        bench.stage(headers={"due": 1, "penstock": {"delay_ms": 3_600_000}})  # given out early
+        worker.drain()
+
+    shortest = [done_at - staged_at for done_at in done[1:11]]
+    assert all(drained_s + 0.01 > us / 1e6 > s - 0.01 for us, s in zip(in_order, shortest, strict=True))
+    assert [delivery.latencies_us for delivery in only(events, Delivery)] == [[0]]
 
 
 def test_a_streamer_counts_what_it_streams_and_names_a_shard_that_it_leaves_out(

@@ -306,12 +306,14 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
            SELECT {schema}.finish_records(%(channel)s, ARRAY[%(id)s]::pg_catalog.int8[],
                                           ARRAY[%(staged_us)s]::pg_catalog.int8[])
        ))::pg_catalog.text,
-       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
+       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text,
+       (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
 
 -- :name begin_jobs
 -- Begins the transaction of several jobs: its id, and which server it is.  Qualified, as `finish_record`.
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
-       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
+       (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text,
+       (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8::pg_catalog.text;
 
 -- :name finish_together
 -- Finishes the jobs of a transaction, after their effects.  Fails if it is not the transaction of the effects, or if one of the
@@ -324,8 +326,10 @@ SELECT 1 OPERATOR(pg_catalog./) (
        )::pg_catalog.int4;
 
 -- :name finish_jobs
--- Finishes jobs whose handlers have returned: a transaction of its own.  A job that was finished or cancelled before is missing.
-SELECT {schema}.finish_records(%(channel)s, %(ids)s::bigint[], %(staged)s::bigint[]);
+-- Finishes jobs whose handlers have returned: a transaction of its own, whose time it returns, too.  A job that was finished or
+-- cancelled before is missing.
+SELECT {schema}.finish_records(%(channel)s, %(ids)s::bigint[], %(staged)s::bigint[]),
+       (extract(epoch FROM now()) * 1000000)::bigint;
 
 -- :name finish_jobs_with_results
 -- As `finish_jobs`; writes the results of those of the jobs that have one, and are finished here.
@@ -339,7 +343,7 @@ WITH finished AS MATERIALIZED (
     ON CONFLICT (record_id) DO UPDATE
     SET channel = EXCLUDED.channel, result = EXCLUDED.result, done_at = EXCLUDED.done_at
 )
-SELECT id FROM finished;
+SELECT id, (extract(epoch FROM now()) * 1000000)::bigint FROM finished;
 
 -- :name outstanding_jobs
 -- Those of the jobs that have been read which are neither finished nor cancelled.

@@ -32,6 +32,9 @@ MAX_SNOOZE_S = 10 * 365 * 86_400.0
 _STAGED_US = re.compile(r'"staged_us": ([0-9]{1,16})\}\}$')
 """Time of staging: the last member of the reserved header, the last header of every message."""
 
+_DUE = re.compile(r'"(due|delay_ms)": ([0-9]{1,16})[,}.]')
+"""When a job is due, in the reserved header: milliseconds since 1970, or since its staging."""
+
 
 class HandlerOutcome(Exception):
     """An outcome other than success.
@@ -97,6 +100,18 @@ def read_identity(id_: str, headers: str) -> tuple[RecordId, int] | None:
     """
     match, number = _STAGED_US.search(headers), find_number(id_.encode())
     return None if match is None or number is None else (RecordId(number), int(match[1]))
+
+
+def find_ready_us(staged_us: int, headers: str) -> int:
+    """Returns when a job was staged, or is due if that is later: microseconds since 1970.
+
+    Headers are those of its message: see ``read_identity``.
+    """
+    start = max(0, headers.rfind(f'"{RESERVED}": {{'))
+    if (match := _DUE.search(headers, start)) is None:
+        return staged_us
+    time_us = int(match[2]) * 1000
+    return max(staged_us, time_us) if match[1] == "due" else staged_us + time_us
 
 
 MAX_NOTE_CHARACTERS = 500

@@ -59,7 +59,7 @@ class ProcessMetric:
 _TABLE = """\
 staged_records_total        counter   channel                      Records that this process has staged, including records that were rolled back.
 delivered_records_total     counter   consumer,channel,outcome     Records, members and jobs: applied, skipped, dead, cancelled, snoozed, retried, stale (the lease ended), or backfilled (from the journal).
-stage_to_commit_seconds     histogram consumer,channel             Time from the staging of an applied record to the COMMIT of its effect.
+stage_to_commit_seconds     histogram consumer,channel             Time from staging, or from a job's due time if later, to the COMMIT of the effect.
 handler_duration_seconds    histogram consumer,channel,error_type  Duration of a handler's call; error_type is empty if the call succeeded.
 handler_batch_records       histogram consumer,channel             Records in a handler's call.
 round_duration_seconds      histogram worker                       Duration of a round; a consumer's round includes the wait for work.

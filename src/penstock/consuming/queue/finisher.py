@@ -163,14 +163,16 @@ class Finisher:
             for handled in part
             if handled.job is not None and handled.result is not None
         }
-        new = self._deliverer.transaction.finish_all(jobs, results)
+        transaction = self._deliverer.transaction
+        new = transaction.finish_all(jobs, results)
         self._parts.states.refusals.count_applied(len(new))
         for shard in {_shard(handled) for handled in part}:
             self._parts.states.waiting.pop(shard, None)
         self._outbox.put_all(
             [
-                finished(handled, is_new=handled.job is not None and handled.job.id in new)
+                finished(handled, transaction.latency_us(job) if job.id in new else None)
                 for handled in part
+                if (job := handled.job) is not None
             ]
         )
 

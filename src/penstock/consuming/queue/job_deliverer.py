@@ -254,7 +254,8 @@ class JobDeliverer:
         for job in jobs.values():
             self._states.waiting.pop(_shard(job), None)
         took_s = (monotonic() - begun_at) / len(part)
-        yield [applied(lease, took_s) for lease in part]
+        latency_us = self.transaction.latency_us
+        yield [applied(lease, latency_us(job), took_s) for lease, job in jobs.items()]
         return []
 
     def _may_join(self, job: Job[Any] | None, lease: Lease) -> TypeGuard[Job[Any]]:
@@ -429,7 +430,8 @@ class JobDeliverer:
             case Ending.APPLIED:
                 self._states.refusals.count_applied(1)
                 self._states.waiting.pop(_shard(job), None)
-                return ended(lease, Counts(applied=1), "done")
+                counts = Counts(applied=1, latencies_us=[self.transaction.latency_us(job)])
+                return ended(lease, counts, "done")
             case Ending.REPEATED:
                 return ended(lease, Counts(skipped=1), "done")
             case Snooze():

@@ -34,7 +34,7 @@ from penstock.database.executor import CommittingExecutor
 from penstock.database.statements import int_array
 from penstock.database.store import Store
 from penstock.declaring.kinds import LARGEST_MAX_BYTES
-from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze
+from penstock.declaring.outcomes import HandlerOutcome, Job, Snooze, find_ready_us
 from penstock.errors import BrokenTransaction, InvalidRecord, ServerReplaced
 from penstock.journal.lineage import check_same_server
 from penstock.records import RecordId, forget_parsed
@@ -71,6 +71,9 @@ class JobTransaction(HandlerTransaction):
         self._executing: Store[CommittingExecutor] | None = None
         self._error: Exception | None = None
         self._is_repeated = self._is_together = False
+        # Postgres' time after the answer to the last COMMIT, in microseconds since 1970
+        self._committed_at_us = 0
+        self._clock_us = 0  # its time when the transaction had its first statement
         # of jobs that were not applied together: the index of the one at fault, if it is known
         self.culprit: int | None = None
         # True if the handler of the culprit had ended the transaction, and had begun no other
@@ -100,6 +103,14 @@ class JobTransaction(HandlerTransaction):
         """
         return self._caller.enter(lambda: self._transact_together(jobs, find_lost))
 
+    def latency_us(self, job: Job[Any]) -> int:
+        """Returns the time until the last COMMIT since a job was staged, or was due if later."""
+        return max(0, self._committed_at_us - find_ready_us(job.staged_us, job.headers_json))
+
+    def _note_committed(self, clock_us: int, clock_at: float) -> None:
+        """Notes that the answer to COMMIT is there; Postgres' time was read at ``clock_at``."""
+        self._committed_at_us = clock_us + int((monotonic() - clock_at) * 1e6)
+
     def _transact_together(
         self, jobs: Sequence[Job[Any]], find_lost: Callable[[], int | None]
     ) -> bool:
@@ -128,11 +139,11 @@ class JobTransaction(HandlerTransaction):
     def _begin_together(self, store: Store[CommittingExecutor]) -> None:
         self._xid = ""
         try:
-            *_, xid, started_us = store.connection.begin_with(store["begin_jobs"], {})
+            *_, xid, started_us, clock_us = store.connection.begin_with(store["begin_jobs"], {})
         except Exception as error:
             raise NotApplied(find_outcome(error), error) from error
         check_same_server(int(started_us), self._server_start_us)
-        self._xid, self._called_at = xid, monotonic()
+        self._xid, self._called_at, self._clock_us = xid, monotonic(), int(clock_us)
 
     def _write_results(self, store: Store[CommittingExecutor], jobs: Sequence[Job[Any]]) -> None:
         for index, job in enumerate(jobs):
@@ -161,6 +172,7 @@ class JobTransaction(HandlerTransaction):
                 raise NotApplied(find_outcome(committed), committed) from error
             cause = self._explained(error)
             raise NotApplied(find_outcome(cause), cause, at_commit=cause is error) from error
+        self._note_committed(self._clock_us, self._called_at)
         return True
 
     def _check_not_ended(self) -> None:
@@ -194,14 +206,17 @@ class JobTransaction(HandlerTransaction):
             values |= {"with_results": int_array(results), "results": [*results.values()]}
         with self._connected() as connection:
             crashpoint("jobs.before_commit")
+            sent_at = monotonic()
             try:
                 store = self._store(connection)
                 statement = store["finish_jobs_with_results" if results else "finish_jobs"]
-                finished = store.connection.execute_alone(statement, values)
+                finished = store.connection.execute_alone(statement, values).fetchall()
             except Exception as error:
                 raise NotApplied(find_outcome(error), error, at_commit=True) from error
+        if finished:
+            self._note_committed(finished[0][1], sent_at)
         crashpoint("jobs.after_commit")
-        return {RecordId(number) for (number,) in finished}
+        return {RecordId(number) for number, _ in finished}
 
     def _transact(
         self,
@@ -258,7 +273,7 @@ class JobTransaction(HandlerTransaction):
         if self._is_repeated:
             raise Repeated
         try:
-            *_, xid, finished, started_us = store.connection.begin_with(
+            *_, xid, finished, started_us, clock_us = store.connection.begin_with(
                 store["finish_record"],
                 {"channel": job.channel, "id": job.id, "staged_us": job.staged_us},
             )
@@ -269,7 +284,7 @@ class JobTransaction(HandlerTransaction):
         if finished == "0":
             self._is_repeated = True
             raise Repeated
-        self._xid, self._called_at = xid, monotonic()
+        self._xid, self._called_at, self._clock_us = xid, monotonic(), int(clock_us)
 
     def _check_effect(self, *, is_none: bool) -> None:
         """Finishes the record, if the handler had no statement, and writes the rest of its end."""
@@ -310,6 +325,7 @@ class JobTransaction(HandlerTransaction):
         except Exception as error:
             cause = self._explained(self._ended_by_handler() if _is_refused(error) else error)
             raise NotApplied(find_outcome(cause), cause, at_commit=cause is error) from error
+        self._note_committed(self._clock_us, self._called_at)
         commit(transaction)  # of SQLAlchemy's: nothing is sent
 
     def _ended_by_handler(self) -> BrokenTransaction:

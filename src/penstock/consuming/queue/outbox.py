@@ -62,18 +62,20 @@ def ended(lease: Lease, counts: Counts, outcome: str, **options: Any) -> Ended:
     return Ended(lease, counts, lease.held.settlement(outcome, **options))
 
 
-def applied(lease: Lease, took_s: float) -> Ended:
+def applied(lease: Lease, latency_us: int, took_s: float) -> Ended:
     """Ends one of several jobs that were committed together, after its part of their time."""
     settlement = lease.held.settlement("done", seconds=took_s)
-    return Ended(lease, Counts(applied=1), settlement, at=lease.held.begun_at + took_s)
+    counts = Counts(applied=1, latencies_us=[latency_us])
+    return Ended(lease, counts, settlement, at=lease.held.begun_at + took_s)
 
 
-def finished(handled: HandledJob, *, is_new: bool) -> Ended:
-    """Ends a job whose record was finished: now, or before."""
+def finished(handled: HandledJob, latency_us: int | None) -> Ended:
+    """Ends a job whose record was finished: now, after ``latency_us``, or before."""
     settlement = handled.lease.held.settlement("done", seconds=handled.took_s)
-    return Ended(
-        handled.lease, Counts(applied=1) if is_new else Counts(skipped=1), settlement, at=handled.at
+    counts = (
+        Counts(skipped=1) if latency_us is None else Counts(applied=1, latencies_us=[latency_us])
     )
+    return Ended(handled.lease, counts, settlement, at=handled.at)
 
 
 def skipped(lease: Lease) -> Ended:
