@@ -130,7 +130,7 @@ def test_states_that_refer_to_each_other_are_repaired_together(
         INSERT INTO public.state VALUES (7, 'c3'), (8, 'eight');
         CREATE TABLE public.lines (id int PRIMARY KEY, item int DEFAULT 1 REFERENCES public.state ON DELETE {action} ON UPDATE {action}{deferrable});
         INSERT INTO public.lines SELECT id, CASE id WHEN 4 THEN 8 ELSE item END FROM public.lines_canon WHERE item <> 3 AND id > 1;
-        INSERT INTO public.lines VALUES (20, 8), (21, 7), (22, 1);
+        INSERT INTO public.lines VALUES (21, 7);
         """,
     )
     unchanged = "SELECT id, xmin::text FROM public.lines WHERE id IN (3, 5, 8, 9) UNION ALL SELECT id, xmin::text FROM public.state WHERE id IN (1, 4, 5)"
@@ -145,10 +145,31 @@ def test_states_that_refer_to_each_other_are_repaired_together(
         connect = partial(connect_postgres, database_url, application="test")
         done = list(reconcile_all(connect, DEFAULT_SCOPE, specs, InlineComparer(database_url), intent="repair"))
         assert [each for each in done if isinstance(each, FailedRun)] == []
+        began = connection.execute("SELECT name FROM penstock.reconciliations WHERE intent = 'repair' ORDER BY id")
+        assert began.fetchone() == ("state",), "to which the other one refers"
 
     assert read(connection, "state") == read(connection, "canon")
     assert read(connection, "lines") == read(connection, "lines_canon")
     assert connection.execute(unchanged).fetchall() == kept
+
+
+def test_what_is_too_much_in_tables_that_refer_to_each_other_is_deleted(run: Run, connection: Connection) -> None:
+    """Each foreign key is checked at the end of a statement: children go first, whichever table that is."""
+    execute(
+        connection,
+        """
+        CREATE TABLE public.canon AS SELECT 1 AS id;
+        CREATE TABLE public.lines_canon AS SELECT 1 AS id;
+        CREATE TABLE public.state (id int PRIMARY KEY, top int);
+        CREATE TABLE public.lines (id int PRIMARY KEY, item int DEFAULT 1 REFERENCES public.state);
+        ALTER TABLE public.state ADD FOREIGN KEY (top) REFERENCES public.lines;
+        INSERT INTO public.state VALUES (1), (2);
+        INSERT INTO public.lines VALUES (2, 2);
+        """,
+    )
+    run("replace", "lines", "state")
+
+    assert (read(connection, "state"), read(connection, "lines")) == ([(1, None)], [(1, 1)])
 
 
 @pytest.mark.parametrize(("intent", "action", "deferrable"), COMBINATIONS)

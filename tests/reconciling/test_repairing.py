@@ -98,10 +98,11 @@ def test_every_kind_of_difference_is_told_and_repaired(
         "INSERT INTO public.state VALUES (5, 'five'), (5, 'five'), (6, 'five'), (6, 'six'), (7, ''), (8, '')"
     )
     repair(intent="compare")
-    assert repair().repaired == 8
+    done = repair()
+    assert (done.repaired, 0 < done.seconds < 3600) == (8, True)
 
-    counted = "SELECT missing, surplus, different, repaired FROM penstock.reconciliations ORDER BY id"
-    assert connection.execute(counted).fetchall() == [(1, 3, 4, 0), (1, 3, 4, 8)]
+    counted = "SELECT missing, surplus, different, repaired, tick > 0 FROM penstock.reconciliations ORDER BY id"
+    assert connection.execute(counted).fetchall() == [(1, 3, 4, 0, True), (1, 3, 4, 8, True)]
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three"), (5, "five"), (6, "six")]
 
 

@@ -19,7 +19,7 @@ from penstock.errors import InvalidSetting
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.streaming import Streamer, tick
 from penstock.verifying.comparing import FindingKind, VerificationRange
-from penstock.verifying.verification import OFFSETS_A_READ, offsets_a_read
+from penstock.verifying.verification import OFFSETS_A_READ, InlineExaminer, offsets_a_read
 
 Entries = list[tuple[bytes, dict[Any, Any]]]
 STREAM = "penstock:{things/0}:log"
@@ -125,10 +125,15 @@ def test_large_records_are_read_a_few_at_a_time(
 
 
 def test_deleted_entries_are_missing(consumed: Connection, verified: Verify, redis_client: redis.Redis) -> None:
-    redis_client.xdel(STREAM, "41-0", "42-0", "43-0")
-    found = only(verified())
-
-    assert (found.kind, found.where, found.offset, found.count) == (FindingKind.MISSING, "log", 41, 3)
+    for first, last in ((41, 43), (1, journal_end(consumed))):
+        redis_client.xdel(STREAM, *(f"{offset}-0" for offset in range(first, last + 1)))
+        found = only(verified())
+        assert (found.kind, found.where, found.offset, found.count) == (
+            FindingKind.MISSING,
+            "log",
+            first,
+            last - first + 1,
+        )
 
 
 @pytest.mark.parametrize(
@@ -231,6 +236,19 @@ def test_a_foreign_entry_is_surplus(consumed: Connection, verified: Verify, redi
     found = only(verified())
 
     assert (found.kind, found.record) == (FindingKind.SURPLUS, None)
+    assert "holds no record, which the journal does not know" in found.text
+
+
+def test_a_log_that_cannot_be_read_is_named_and_does_not_hide_the_others(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    """A consumer's checkpoint in it is compared with nothing."""
+    redis_client.delete(STREAM)
+    redis_client.set(STREAM, "somebody's")
+    redis_client.xdel(STREAM.replace("0", "1"), "7-0")
+
+    found = [(each.kind, each.shard, each.offset, each.count) for each in verified().findings]
+    assert found == [(FindingKind.SURPLUS, 0, 0, 1), (FindingKind.MISSING, 1, 7, 1)]
 
 
 def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -> None:
@@ -244,15 +262,27 @@ def test_a_changed_staged_row_is_named(consumed: Connection, verified: Verify) -
     assert found.text.startswith("action and data of record")
 
 
-def test_a_hole_in_the_journal_is_named_with_the_records_it_left(consumed: Connection, verified: Verify) -> None:
+def test_a_hole_in_the_journal_is_named_with_the_records_it_left(
+    consumed: Connection, verified: Verify, redis_client: redis.Redis
+) -> None:
+    """It hides no entry after it."""
+    changed = b"%d-0" % journal_end(consumed)
+    rewrite(
+        redis_client,
+        lambda entries: [(n, fields | {b"data": b"7"} if n == changed else fields) for n, fields in entries],
+    )
     [(first, last, records)] = consumed.execute(
         "DELETE FROM penstock.journal WHERE shard = 0 AND 50 BETWEEN first_offset AND last_offset "
         "RETURNING first_offset, last_offset, record_ids"
     ).fetchall()
     done = verified()
 
-    assert done.counts == {FindingKind.MISSING: len(records), FindingKind.OVERLOOKED: len(records)}
-    overlooked, hole = done.findings
+    assert done.counts == {
+        FindingKind.MISSING: len(records),
+        FindingKind.CHANGED: 1,
+        FindingKind.OVERLOOKED: len(records),
+    }
+    overlooked, hole, _ = done.findings
     assert (hole.where, hole.offset, hole.count) == ("journal", first, last - first + 1)
     assert (overlooked.where, overlooked.record) == ("staged", min(records))
 
@@ -322,7 +352,10 @@ def test_a_checkpoint_ahead_of_the_journal_or_of_the_log_is_named(
     assert "Redis has lost records" in lost.text
 
 
-def test_records_removed_before_a_consumer_passed_them_are_missing(consumed: Connection, verified: Verify) -> None:
+def test_records_removed_before_a_consumer_passed_them_are_missing(
+    consumed: Connection, verified: Verify, redis_url: str
+) -> None:
+    """Others are not, though they were removed while the range was compared."""
     consumed.execute("DELETE FROM penstock.staged_records r USING penstock.journal j WHERE j.shard = 0 AND j.last_offset < 40 AND r.id = ANY (j.record_ids)")  # fmt: skip
     consumed.execute("DELETE FROM penstock.journal WHERE shard = 0 AND last_offset < 40")
     [(begins,)] = consumed.execute("SELECT min(first_offset) FROM penstock.journal WHERE shard = 0").fetchall()
@@ -332,6 +365,11 @@ def test_records_removed_before_a_consumer_passed_them_are_missing(consumed: Con
         found = [(each.kind, each.where, each.offset, each.count) for each in verified().findings]
         expected = (FindingKind.MISSING, "consumer reader", checkpoint + 1, lost)
         assert found == [expected] * bool(lost)
+
+    end = journal_end(consumed)
+    span = VerificationRange(ShardName("things", Shard(0)), 0, end, end)
+    examined = InlineExaminer(Store(consumed), redis_url).examine([span])
+    assert (examined.records, examined.findings) == (end - begins + 1, [])
 
 
 def test_a_shard_that_a_consumer_or_everybody_leaves_unread_is_named(consumed: Connection, verified: Verify) -> None:

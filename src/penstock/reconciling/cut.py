@@ -86,7 +86,6 @@ def cut(
     """
     with connect() as holder, connect() as ticker:
         holder.isolation_level = ticker.isolation_level = IsolationLevel.REPEATABLE_READ
-        holder.read_only = True
         with postgres_errors("making a cut"), holder.transaction():
             with ticker.transaction():
                 ticker.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'".encode())
@@ -203,7 +202,7 @@ def pinned(
         watcher = Store(connection, barrier.scope)
         try:
             arrived = wait_until_reached(watcher, barrier, point, timeout_s=timeout_s)
-            holder.isolation_level, holder.read_only = IsolationLevel.REPEATABLE_READ, True
+            holder.isolation_level = IsolationLevel.REPEATABLE_READ
             with holder.transaction():
                 snapshot = export_snapshot(holder)
                 if _count_behind(
