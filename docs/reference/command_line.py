@@ -35,7 +35,7 @@ EXPLAINED = {get_args(each)[1].help for each in (Json, Apply)}
 
 EXAMPLE = re.compile(
     r"(?P<bracket> \()?(?:: |, such as )?(?:"
-    r"(?:ISO 8601|2026-11-23T14:05\+01:00, by default UTC), or 2h for two hours ago"
+    r"(?:ISO 8601|2026-11-23T14:05\+01:00, UTC without a zone), or 2h for two hours ago"
     r"|'?rides(?:@eu)?/2 offset 4118'?)(?(bracket)\))"
 )
 """Times and places, which the beginning of the page explains."""
@@ -81,8 +81,8 @@ _COMMANDS = """\
 *Which commands and options are there, and what do their exit codes mean?*
 
 Commands print data to stdout, and messages and the log to stderr. With `--json`, they print the data as JSON.
-Without `--apply`, a command that has this option only shows a plan (`init --roles`, too).
-A `TIME` is in ISO 8601, such as `2026-11-23T14:05+01:00`, by default in UTC. `2h` means two hours ago.
+Without `--apply`, a command with this option only shows a plan (`init`: only with `--roles`).
+A `TIME` is in ISO 8601, such as `2026-11-23T14:05+01:00`; without a zone, it is in UTC. `2h` means two hours ago.
 A `DURATION` is in seconds, or has a unit: `20ms`, `90s`, `10m`, `2h`.
 A `PLACE` is a shard with an offset: `'rides/2 offset 4118'`.
 SIGTERM and Ctrl-C stop a worker gracefully: it finishes a batch, or rolls the batch back and applies it again later.
@@ -117,7 +117,7 @@ Metrics that end in `_total` are counters, and all others are gauges. Postgres a
 ## Of a process
 
 A process with [`--listen`](../how-to/watch-it-from-outside.md) serves these metrics at `/metrics`. They begin at 0 when the process starts.
-A *round* is one run of the loop of a streamer or worker. Metrics in `_total` are counters, and all others are gauges or histograms.
+A *round* is one run of the loop of a streamer or worker.
 
 {process}
 
@@ -217,7 +217,8 @@ def _is_setting(parameter: Any) -> bool:
 
 def _render_parameter(parameter: Any) -> str:
     text = EXAMPLE.sub("", " ".join((parameter.help or "").split()))
-    return f"- {_format_name(parameter)}: {text}"
+    required = " Required." if parameter.required and parameter.param_type_name == "option" else ""
+    return f"- {_format_name(parameter)}: {text}{required}"
 
 
 def _format_short_name(parameter: Any) -> str:
@@ -226,8 +227,8 @@ def _format_short_name(parameter: Any) -> str:
 
 def _format_name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        name = parameter.name.upper().rstrip("_")
-        return f"`{name}`" if parameter.required else f"`[{name}]`"
+        name = (parameter.metavar or parameter.name.upper().rstrip("_")).replace("|", "`, `")
+        return f"`{name}`" if parameter.required else f"`[{name.strip('[].')}]`"
     names = "/".join([*parameter.opts, *parameter.secondary_opts])
     if parameter.is_flag:
         return f"`{names}`"

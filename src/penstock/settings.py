@@ -101,25 +101,26 @@ class Settings:
     Attributes:
         app: The application's pipeline, as module:attribute. Python also searches the working
             directory.
-        database_url: The primary Postgres: postgresql://user:password@host/database. If both URLs
-            are missing, a command at a terminal, or with data_directory, uses an embedded Postgres
+        database_url: The primary Postgres: postgresql://user:password@host/database. Without this
+            and redis_url, a command at a terminal or with data_directory uses an embedded Postgres
             and Valkey.
-        redis_url: The Redis or Valkey of the log: redis://, redis+cluster:// or redis+sentinel://,
-            with TLS rediss…, or unix://.
+        redis_url: The log's Redis or Valkey: redis://, redis+cluster://, redis+sentinel:// (rediss…
+            for TLS) or unix://.
         sources: For a consumer of several sources: the Postgres of each source, by its name. In the
             environment a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one source; in
             pyproject.toml a table.
-        data_directory: Directory of the embedded servers, which a command uses without URLs; at a
-            terminal and in the demo, by default .penstock.
-        engine: Execution engine: spark, or inline, a single Python process; in the demo also
-            stealing, where requests do the work. With auto, run uses Spark if it is installed.
-            Other commands use Spark only for DataFrames, Parquet, --master or --conf.
+        data_directory: Directory of the embedded servers; at a terminal and in the demo, by default
+            .penstock.
+        engine: Execution engine: spark, inline (one Python process) or, only in the demo, stealing
+            (requests do the work). With auto, penstock run uses Spark if it is installed. Other
+            commands use Spark only for DataFrames, Parquet, --master or --conf.
         idle: Maximum pause after a round without records.
-        prepare: Use prepared statements, except behind a pooler.
+        prepare: Use prepared statements, unless Penstock detects a pooler.
         share: Share of the shards that this streamer publishes, by default all. 1/2 is the first of
             two shares; the streamer of the first share also sequences.
         listen: Address on which this process serves /livez, /readyz and, with the extra prometheus,
-            /metrics over HTTP. A port alone means only this machine.
+            /metrics (its own; penstock metrics, the pipeline's) over HTTP. A port alone means only
+            this machine.
         concurrency: Jobs that each worker of a queue does at the same time; by default, the
             worker's declared number.
         master: Spark's master URL; by default local, with as many threads as needed.
@@ -127,7 +128,7 @@ class Settings:
         epoch_length: Time that a Spark task runs before Spark schedules it again.
         log_format: Format of the log on stderr. auto means console on a terminal, otherwise JSON
             lines.
-        log_level: Lowest level that is logged. With debug, an error shows its traceback.
+        log_level: Lowest level that is logged. With debug, a failed command shows its traceback.
     """
 
     app: Annotated[str | None, _setting("MODULE:ATTRIBUTE")] = None

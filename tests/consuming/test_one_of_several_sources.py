@@ -729,7 +729,7 @@ def test_a_command_accepts_a_restored_source(
     assert sum(each["in_doubt"] for each in json.loads(plan.stdout)) == 13
     assert "3 of the records in doubt are still at the source" in done.stderr
     assert "10 others are lost there" in done.stderr
-    assert "of their records are still in this Postgres" in epoch.stdout
+    assert "of these records are still in this Postgres" in epoch.stdout
     assert sum(each["in_doubt"] for each in json.loads(again.stdout)) == 0
 
 

@@ -226,7 +226,7 @@ def test_an_id_that_was_rolled_back_or_never_drawn_is_told_apart(
     connection.execute("ROLLBACK")
 
     assert why(record).cause == "rolled back"
-    assert why(record + 1).cause == "never drawn"
+    assert why(record + 1).cause == "unused id"
     stage(connection, "later")
     streamer.drain()
     assert why(record).cause == "rolled back", "retention has removed nothing"

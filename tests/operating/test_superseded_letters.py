@@ -1,4 +1,4 @@
-"""A dead letter of whose key a later record was applied is not retried unasked: its effect would come after the later one's."""
+"""A dead letter is not retried unasked if a later record of its key was applied: its effect would come after the later one's."""
 
 from collections.abc import Sequence
 from typing import Any

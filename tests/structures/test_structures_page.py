@@ -55,7 +55,7 @@ def test_the_limits_are_those_of_the_page() -> None:
     assert f"in one call | {calls.MAX_FIELDS:,} |" in PAGE
     assert f"1 to {calls.MAX_FIELDS:,}; {calls.SLICE} by default" in PAGE
     walk, sample = queue_tracker.MAX_WALK, queue_tracker.MAX_SAMPLE
-    assert f"1 to {walk} for `add_slice`; 1 to {sample} for `remove_slice` |" in PAGE
+    assert f"`tracker.add_slice(limit)`, `tracker.remove_slice(limit)` | 1 to {walk}; 1 to {sample} |" in PAGE
     assert f"1 to {calls.MAX_NAME_BYTES} bytes, without braces" in PAGE
 
 

@@ -47,9 +47,9 @@ Run     installation   init          Create or upgrade Penstock's tables and the
 Run     services       run           Run the whole pipeline: the streamer and all consumers.
 Run     services       stream        Sequence and publish staged records. Several streamers may run at once.
 Run     services       consume       Apply records with one consumer. Several processes divide its shards among themselves.
-Run     services       work          Do the jobs of queues. Several processes share the jobs. SIGTERM gives unstarted jobs back at once; a second Ctrl-C also gives running jobs back.
+Run     services       work          Do the jobs of queues. Several processes share the jobs. SIGTERM and Ctrl-C give unstarted jobs back at once; a second Ctrl-C also gives running jobs back.
 Inspect health         status        Show how many records are staged, sequenced, published and applied. Exits with 1 if a shard makes no progress.
-Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3. With --check, exits with 4 if a change breaks readers or writers.
+Inspect registrations  asyncapi      Print channels and payloads as AsyncAPI 3. With --check, exits with 4 if a change breaks old or new readers.
 Inspect consoles       console       Show the pipeline in a browser. Without --users, only the printed link opens the console, and only on this machine.
 Inspect health         metrics       Print or serve the pipeline's state as Prometheus metrics. One exporter is enough for a pipeline.
 Inspect lookups        tail          Print the records of a log with their payloads, the oldest members of an Ick, or the unfinished messages of a queue.
@@ -61,7 +61,7 @@ Inspect comparisons    verify        Prove that no record is missing, doubled, c
 Repair  comparisons    reconcile     Compare the state of running consumers with the canonical tables. Exits with 4 if differences remain.
 Repair  resets         replay        Copy records of a log, by range or key, into another channel, as new records. Continues an interrupted replay.
 Repair  redelivery     dead-letters  Inspect, retry or drop dead letters.
-Repair  jobs           jobs          List, show, cancel, retry or move the unfinished jobs of a queue.
+Repair  jobs           jobs          List, show, cancel, retry or move the jobs of a queue.
 Repair  jobs           queues        List or set limits of the tenants and keys of a queue.
 Repair  registrations  consumers     List, pause, rename or retire registered consumers.
 Repair  registrations  channels      List channels, or change a channel while it is in use.

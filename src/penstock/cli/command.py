@@ -70,7 +70,9 @@ DIFFERENCES = 4
 misplaced records."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-IsKey = Annotated[bool, typer.Option("--key", help="Take TEXT as a key, even if it is a number.")]
+IsKey = Annotated[
+    bool, typer.Option("--key", help="Take the argument as a key, even if it is a number.")
+]
 OfChannel = Annotated[str | None, typer.Option("--channel", help="Only records of this channel.")]
 OnlyShard = Annotated[int | None, typer.Option("--shard", min=0, help="Only this shard.")]
 RecordArgument = Annotated[

@@ -67,7 +67,7 @@ last_round_age_seconds      gauge     worker                       Time since th
 server_wait_seconds_total   counter   worker,server                Sum of the pauses after which an unavailable server was tried again.
 streamer_records_total      counter   step                         Records of the streamer: sequenced, added to Redis, known (sent again, but already in Redis), or removed by retention.
 streamer_backlog_records    gauge     -                            Records with an offset that Redis lacks.
-recruit_jobs_total          counter   job,outcome                  Slices of work that were drawn at requests (work stealing): dismissed (nothing done), finished, aborted (a lock, server or budget was missing), or failed.
+recruit_jobs_total          counter   job,outcome                  Slices of work that requests drew at random (work stealing): dismissed (nothing done), finished, aborted (a lock, server or budget was missing), or failed.
 """  # noqa: E501  a table
 
 

@@ -100,12 +100,12 @@ queue_messages                          gauge   sum channel,state       Messages
 queue_oldest_age_seconds                gauge   max channel             Age of the oldest message that was due and is not done.
 queue_longest_wait_seconds              gauge   max channel             Longest wait of a message that is ready for a reader.
 queue_tenants                           gauge   sum channel,state       Tenants with messages: ready, over their elastic limit, or blocked by another limit.
-queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited for a reader, in the last minutes and the worst shard. The label tenants is noisy for tenants that hold 30 messages or more, and over a tenth of the queue, else quiet.
+queue_dwell_seconds                     gauge   max channel,tenants,percentile  Time that messages waited for a reader, in the last minutes and the worst shard. The label tenants is noisy (tenants that hold 30 messages or more, and over a tenth of the queue) or quiet.
 queue_written_messages_total            counter sum channel             Messages written.
 queue_done_messages_total               counter sum channel             Messages done.
 queue_dead_lettered_messages_total      counter sum channel             Messages dead-lettered at their deadline.
 queue_reclaimed_messages_total          counter sum channel             Leases that expired.
-queue_lost_messages_total               counter sum channel             Messages whose bodies were deleted by hand.
+queue_lost_messages_total               counter sum channel             Messages whose bodies are gone from Redis.
 ick_members                             gauge   sum channel,state       Members of an Ick: dirty, reserved, or held in a fenced reservation.
 ick_oldest_age_seconds                  gauge   max channel             Age of the oldest member.
 ick_records_total                       counter sum channel             Records that marked members.
@@ -115,7 +115,7 @@ reconciliation_last_outcome             gauge   max reconciliation,consumer,outc
 reconciliation_differences              gauge   max reconciliation,consumer   Keys that differed in the last run.
 reconciliation_repaired_rows            gauge   max reconciliation,consumer   Rows that the last run repaired.
 schedule_late_seconds                   gauge   max schedule            Time since the schedule's next job was due; 0 if none is due.
-schedule_ahead_seconds                  gauge   max schedule            Delay of the schedule's next job, if Postgres' clock was ahead; otherwise 0.
+schedule_ahead_seconds                  gauge   max schedule            Delay of the schedule's next job because Postgres' clock was ahead; otherwise 0.
 sample_duration_seconds                 gauge   max -                   Duration of the last reading of the status.
 sample_timestamp_seconds                gauge   max -                   Time of the last reading of the status.
 """  # noqa: E501  a table

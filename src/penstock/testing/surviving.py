@@ -296,8 +296,8 @@ def _work_beside(trial: _Run, consumer: ConsumerSpec) -> None:
 HAZARDS = (
     Hazard(
         "a crash between its effect and the commit",
-        "Its effect is in the database although the transaction was rolled back, or in a variable: "
-        "write only through the session",
+        "Its effect is in a variable, or in the database despite the rollback: write only through "
+        "the session",
         partial(_die, points=BEFORE_COMMIT),
     ),
     Hazard(

@@ -134,6 +134,6 @@ def refuse_left_out(namespace: str, shards: int, unchecked: Sequence[ShardName])
             "shards",
             f"is {shards}, and Redis has {', '.join(written)}: the log was resharded, and their "
             "records would be left "
-            "out. Give the number of all shards that it ever had, shards=…; `penstock status` "
+            "out. Give the total number of its shards, old and new, shards=…; `penstock status` "
             "shows them",
         )

@@ -90,7 +90,7 @@ class _LogReader(Operations[C], Generic[C, O]):
             client: A client of redis-py, best from ``connect_redis``; of ``redis.asyncio`` for
                 asyncio.
             log: A channel of a pipeline, or the name of a log; that of a source is ``orders@eu``.
-            shards: Number of its shards, all that it ever had; by default that of the channel, or
+            shards: Total number of its shards, old and new; by default that of the channel, or
                 1.
             namespace: First part of each key.
             older: Fetches records that have been evicted from Redis, such as

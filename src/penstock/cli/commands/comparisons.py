@@ -125,7 +125,7 @@ def reconcile(
     Args:
         names: Names of reconciliations; all by default.
         apply: Repair the differences. Without --apply, nothing changes.
-        whole_state: With --apply: replace the consumer's whole state and its position, in one
+        whole_state: With --apply: repair the consumer's whole state and move its position, in one
             transaction.
         report: Write every differing key to DIR: as CSV if DIR ends with .csv, otherwise as
             Parquet, which needs Spark.

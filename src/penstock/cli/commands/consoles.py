@@ -46,7 +46,7 @@ def console(
         host: Additional host name of the console.
         users: TOML file. A table for each user has the user's rights and the hash of the
             password.
-        proxy: Header in which a proxy at this address sends the name of a user of --users.
+        proxy: Header in which a proxy at this address names the user, one of --users.
         acting_database_url: Postgres for actions, such as pausing or retrying. Without this option,
             the console only reads.
         root_path: Path prefix that a proxy removes, such as /penstock.

@@ -39,10 +39,11 @@ def init(
         sql: Only print the SQL.
         schema: Schema of the tables; by default the schema of the pipeline, or penstock.
         roles: Show the missing roles in Postgres (owner, producer, streamer, consumer, viewer,
-            monitor) instead of creating tables. With --apply, create the roles.
+            monitor) instead of creating tables.
         acl: With --roles. setuser: print redis-cli commands that create the users of Redis. file:
             print lines of an ACL file. save: make the server keep its users over a restart.
         role_prefix: Prefix of the roles' names; by default the schema's name.
+        apply: With --roles: create the roles.
     """
     if not roles and (acl is not None or role_prefix is not None or apply):
         raise InvalidSetting(

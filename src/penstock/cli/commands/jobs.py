@@ -41,7 +41,7 @@ from penstock.settings import Settings
 T = TypeVar("T")
 
 jobs = typer.Typer(
-    no_args_is_help=True, help="List, show, cancel, retry or move the unfinished jobs of a queue."
+    no_args_is_help=True, help="List, show, cancel, retry or move the jobs of a queue."
 )
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
@@ -147,10 +147,7 @@ def cancel(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Cancel jobs: they will have no effect.
-
-    A worker that has begun to write is asked to roll back.
-    """
+    """Cancel jobs. A worker that has begun to write is asked to roll back."""
     job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
         if not apply:
@@ -184,10 +181,11 @@ def retry(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Try jobs again: workers stage dead letters again, and delayed or snoozed jobs become due now.
+    """Try jobs again: workers stage dead letters again, and delayed or snoozed jobs without a
+    unique name become due now.
 
     Args:
-        state: Only jobs in this state: delayed, or dead (dead letters).
+        state: Only jobs in this state. Only delayed jobs and dead letters (dead) are retried.
     """
     job_filter = _choose(job_filter, ids, all_=all_)
     with open_connections(settings, "jobs") as servers:
@@ -289,7 +287,7 @@ queues = typer.Typer(
 
 @subcommand(queues, "limits")
 def limits_(settings: Settings, queue: QueueArgument, json: Json = False) -> None:
-    """List the limits in force, both set and declared. An empty name means all others."""
+    """List the limits in force, both set and declared. A row without a name is for all others."""
     with open_connections(settings, "queues") as servers:
         limits, _ = list_limits(servers.store, queue)
     show_found(limits, "kind, name, limits=text, set at", json=json)

@@ -122,8 +122,8 @@ def retry(
     Args:
         parked: With a place: also retry the records parked behind it. Without a place: retry all
             parked records.
-        superseded: Also retry letters of whose key a later record was applied. Their effects then
-            come last. Without a place: retry all superseded letters.
+        superseded: Also retry letters although a later record of their key was applied. Their
+            effects then come last. Without a place: retry all superseded letters.
         plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)

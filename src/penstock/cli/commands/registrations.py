@@ -360,7 +360,7 @@ def asyncapi(
     version: Annotated[str, typer.Option(help="Version of your application.")] = "1.0.0",
 ) -> None:
     """Print channels and payloads as AsyncAPI 3. With --check, exits with 4 if a change breaks
-    readers or writers.
+    old or new readers.
     """
     pipeline = require_pipeline(settings)
     document = make_asyncapi(pipeline, title or str(settings.app), version)

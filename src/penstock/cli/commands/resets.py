@@ -53,9 +53,9 @@ def checkpoint(
 
     Args:
         consumer: Name of the consumer.
-        to: Last offset or place (rides/2 offset 4118) that counts as applied, an end of the
-            journal, or a time (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago).
-            Records staged at that time or later are applied again.
+        to: Last offset or place (rides/2 offset 4118) that counts as applied, or earliest, latest,
+            or a time (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago). Records
+            staged at that time or later are applied again.
         resume: Resume halted shards.
     """
     if to is None and not resume:
@@ -113,7 +113,7 @@ def epoch(
     """After HistoryDiverged, decide that Postgres is right: open a new epoch and replay the log.
 
     Args:
-        lost: Write the records that Postgres has lost to FILE, as lines of JSON.
+        lost: Write to FILE, as lines of JSON, the records that Postgres has lost.
     """
     with ExitStack() as stack:
         servers = stack.enter_context(open_connections(settings, "reset"))
@@ -147,8 +147,9 @@ def source(
     Args:
         consumer: Name of the consumer.
         name: Name of the source.
-        to: Last record that both histories have (rides@eu/2 offset 4118), if the source's journal
-            does not show it. Or a place after the checkpoint, to skip the records up to there.
+        to: If the source's journal does not show the last record that both histories have: its
+            place (rides@eu/2 offset 4118). Or a place after the checkpoint, to skip the records up
+            to there.
     """
     urls = settings.source_urls
     if name not in urls:
@@ -299,9 +300,8 @@ def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterat
         yield f"        {entries} {doubt.kept_as} until you delete it"
     if doubt.still_there:
         yield (
-            f"        {doubt.still_there:,} of their records are still in this Postgres, committed "
-            "before the state that was restored: "
-            "they get other offsets, and are not lost; --lost FILE writes only the others"
+            f"        {doubt.still_there:,} of these records are still in this Postgres: they get "
+            "other offsets, and are not lost; --lost FILE leaves them out"
         )
     for consumer in doubt.consumers:
         yield (
@@ -316,7 +316,7 @@ def _format_applied(consumer: ConsumerInDoubt, shard: str) -> str:
     if consumer.applied:
         compare = "" if consumer.kind == "replay" else f" (penstock reconcile {consumer.consumer})"
         return f"may have applied {consumer.applied} of them: compare its tables{compare}"
-    return "its effects in this Postgres were restored with it, and none of these is among them"
+    return "restored with its effects, and has applied none of these records"
 
 
 def _format_elsewhere(consumer: str, shard: str) -> str:
@@ -354,7 +354,7 @@ def replay(
         target: Target log, queue or Ick. A record's key becomes the tenant in a queue, and the
             member in an Ick.
         start: First offset of each shard, first place, or earliest staging time
-            (2026-11-23T14:05+01:00, by default UTC, or 2h for two hours ago). By default, begin
+            (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago). By default, begin
             with the oldest record.
         until: Last offset, last place, or a time before which the records were staged. By default,
             end with the newest record at the time when the replay begins.

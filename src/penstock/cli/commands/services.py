@@ -217,8 +217,8 @@ def work(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Do the jobs of queues. Several processes share the jobs. SIGTERM gives unstarted jobs back at
-    once; a second Ctrl-C also gives running jobs back.
+    """Do the jobs of queues. Several processes share the jobs. SIGTERM and Ctrl-C give unstarted
+    jobs back at once; a second Ctrl-C also gives running jobs back.
     """
     stop = Stop()
     pipeline = require_pipeline(settings)

@@ -28,7 +28,7 @@ def explain_unseen(record: int, situation: Situation, writers: Sequence[OpenWrit
     drawn, removed_to = situation.drawn, situation.removed_to
     if drawn is not None and record > drawn:
         return Diagnosis(
-            "never drawn",
+            "unused id",
             f"no transaction has drawn the id {record} yet: the last one is {drawn}",
             "check the id and the database",
         )

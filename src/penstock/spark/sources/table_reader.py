@@ -326,8 +326,7 @@ def _by_position(connection: Any, table: str, count: int | None) -> Iterator[Tab
     if not is_divisible or connection.info.server_version < _TID_RANGES_SINCE:
         # A view, a foreign table, a table with children by INHERITS, or Postgres 13.
         log.warning(
-            "%s is read by one task: the places of its rows do not divide it; give partitionColumn",
-            table,
+            "%s is read by one task: it cannot be divided by ctid; give partitionColumn", table
         )
         yield TableSlice("true")
         return
