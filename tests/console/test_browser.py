@@ -140,6 +140,9 @@ def test_every_page_fits_asks_no_other_host_and_can_be_read_and_used_by_everybod
         wrong = [message for message in logged if "a status of 404" not in message]
         if (wide := driver.execute_script("return document.documentElement.scrollWidth")) > width:
             wrong.append(f"{wide} wide")
+        high = driver.execute_script("return document.querySelector('header')?.offsetHeight ?? 0")
+        if width == 1280 and high > 60:
+            wrong.append(f"the head is {high} high: two rows")
         if width < NARROW:
             wrong += driver.execute_script(CUT)
         driver.execute_script(axe)

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from console import conftest
 from console.conftest import Visitors
-from console.test_console_matrix import STATES, VISITORS, list_addresses
+from console.test_console_matrix import LETTER, STATES, VISITORS, list_addresses
 from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from penstock import Pipeline
@@ -195,6 +195,51 @@ def test_pages_take_a_few_connections_and_say_so_who_find_none(
     assert {(status, f"all {CONNECTIONS} connections" in text) for status, text in refused} == {(503, True)}
     assert count == CONNECTIONS
     assert served.count(200) == CONNECTIONS
+
+
+WAIT_FOR_REDIS = ("/jobs", "/jobs/jobs/3", LETTER, "/find?q=1", "/doctor", "/channels/things/contents")
+
+
+@pytest.mark.usefixtures("scene")
+def test_pages_that_wait_for_redis_leave_postgres_to_others_and_ask_it_once(
+    flow: Pipeline,
+    visitors: Visitors,
+    database_url: str,
+    redis_url: str,
+    redis_proxy: Proxy,
+    set_constants: SetConstants,
+) -> None:
+    endless = Timeouts(connect_s=3600, reply_s=ENDLESS_S, statement_s=ENDLESS_S, lock_s=ENDLESS_S)
+    set_constants("console.status_sampler", TIMEOUTS=endless, WATCHED_S=ENDLESS_S, WAIT_S=ENDLESS_S)
+    set_constants("console.reading", CONNECTIONS=1)
+    visitors.visitor = VISITORS["acts"]
+    console = make_console(flow, database_url, behind(redis_proxy, redis_url), access=visitors)
+
+    def ask_all() -> list[Future[tuple[int, str]]]:
+        return [answer for path in WAIT_FOR_REDIS for answer in ask_at_once(console, pool, path, 1)]
+
+    with ThreadPoolExecutor(len(WAIT_FOR_REDIS)) as pool:
+        [first] = ask_at_once(console, pool, "/", 1)
+        assert first.result()[0] == 200
+        redis_proxy.hold_back()
+        count = redis_proxy.accepted + len(WAIT_FOR_REDIS)
+        asked = ask_all()
+        try:
+            eventually(lambda: redis_proxy.accepted >= count, "all wait for Redis, and none for Postgres")
+        finally:
+            redis_proxy.heal()
+        answers = [answer.result() for answer in asked]
+        set_constants("console.status_sampler", TIMEOUTS=LIMITS["redis"])
+        set_constants("console.reading", REMEMBERED_S=ENDLESS_S)
+        redis_proxy.hold_back()
+        [away] = ask_at_once(console, pool, "/channels/things/contents", 1)
+        assert away.result()[0] == 503
+        count = redis_proxy.accepted
+        later = [answer.result()[0] for answer in ask_all()]
+    redis_proxy.heal()
+    console.close()
+    assert [code for code, _ in answers] == [200] * len(answers)
+    assert (later, redis_proxy.accepted) == ([*[200] * 5, 503], count)
 
 
 @pytest.mark.usefixtures("scene")

@@ -120,9 +120,8 @@ def read_users(path: Path) -> dict[str, User]:
 
 
 def _parse_user(path: Path, name: str, entry: Any) -> User:
-    rights, password = (
-        (entry.get("rights"), entry.get("password")) if isinstance(entry, Mapping) else (None, None)
-    )
+    table = entry if isinstance(entry, Mapping) else {}
+    rights, password = table.get("rights"), table.get("password")
     if not isinstance(rights, list) or not isinstance(password, str | None):
         raise InvalidSetting(
             f'{path}: [{name}] needs rights = ["see", …], '
@@ -148,9 +147,7 @@ class Sessions:
         """Begins a session; returns its cookie's value."""
         value, now = secrets.token_urlsafe(32), self.clock()
         with self._lock:
-            self._visitors = {
-                key: session for key, session in self._visitors.items() if session[1] > now
-            }
+            self._visitors = {key: held for key, held in self._visitors.items() if held[1] > now}
             self._visitors[_digest(value)] = visitor, now + SESSION_S
         return value
 
@@ -210,9 +207,7 @@ class Entrance:
         """
         now, attempt = self.sessions.clock(), f"{host} {name}"
         with self._lock:
-            recent = [
-                failure_s for failure_s in self._failures.get(attempt, ()) if failure_s > now - 60
-            ]
+            recent = [time_s for time_s in self._failures.get(attempt, ()) if time_s > now - 60]
             if len(recent) >= MAX_FAILURES:
                 return None
             if len(self._failures) > MAX_TRIED:

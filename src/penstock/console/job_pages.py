@@ -77,7 +77,7 @@ def _read_jobs(reading: Reading, visitor: Visitor, request: Request) -> PageCont
     job_filter = parse_filter(filters)
     page, redis = JobPage((), None, is_partial=False), None
     if name:
-        with reading.postgres() as store, reading.redis() as client:
+        with reading.redis() as client, reading.postgres() as store:
             page, redis = read_without_redis(
                 client, lambda redis: find_page(store, redis, name, job_filter, int(after))
             )
@@ -173,7 +173,7 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
     queue, id_ = request.path_params["queue"], request.path_params["id"]
     values: dict[str, Any] = {"queue": queue, "id": id_}
     values |= dict.fromkeys(("payload", "result", "note"))
-    with reading.postgres() as store, reading.redis() as client:
+    with reading.redis() as client, reading.postgres() as store:
         jobs, values["redis"] = read_without_redis(
             client, lambda redis: list_jobs(store, redis, queue, JobFilter((id_,)))
         )

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -154,11 +155,6 @@ def _read_charts(reading: Reading, visitor: Visitor, request: Request) -> PageCo
         "moments": moments,
     }
     return PageContent(values, moments, sample)
-
-
-def _read_channels(reading: Reading, visitor: Visitor, _request: Request) -> PageContent:
-    sample, status = reading.status(visitor)
-    return PageContent(_cut("channels", status.channels), status.channels, sample)
 
 
 def _cut(name: str, rows: Sequence[Any], limit: int | None = None) -> dict[str, Any]:
@@ -400,7 +396,7 @@ def _parse_position(text: str | None) -> letters.LetterPosition | None:
 def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> PageContent:
     params = request.path_params
     place = Place(ShardName(params["channel"], Shard(params["shard"])), Offset(params["offset"]))
-    with reading.postgres() as store, reading.redis() as client:
+    with reading.redis() as client, reading.postgres() as store:
         row = letters.find(store, params["consumer"], place)
         story = next(iter(trace(store, client, RecordId(row.record_id))), None)
         payload = None
@@ -416,10 +412,11 @@ def _read_letter(reading: Reading, visitor: Visitor, request: Request) -> PageCo
     return PageContent(values, letter, is_partial=bool(story and story.redis))
 
 
-def _read_schedules(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
+def _read_rows(name: str, reading: Reading, visitor: Visitor, _: Request) -> PageContent:
+    """Returns rows of the status, by their name there; of schedules, those in trouble first."""
     sample, status = reading.status(visitor)
-    schedules = sorted(status.schedules, key=lambda schedule: schedule.trouble is None)
-    return PageContent(_cut("schedules", schedules), status.schedules, sample)
+    rows = sorted(getattr(status, name), key=lambda row: getattr(row, "trouble", "") is None)
+    return PageContent(_cut(name, rows), rows, sample)
 
 
 def _read_icks(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -437,11 +434,6 @@ def _read_workers(reading: Reading, _visitor: Visitor, _request: Request) -> Pag
     releases = Counter(sorted(session.release or "unknown" for session in read.sessions))
     values = {"releases": releases, "note": read.note, **_cut("workers", read.processes, LETTERS)}
     return PageContent(values, {"processes": read.processes, "sessions": read.sessions})
-
-
-def _read_reconciliations(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
-    sample, status = reading.status(visitor)
-    return PageContent(_cut("runs", status.reconciliations), status.reconciliations, sample)
 
 
 def _read_doctor(reading: Reading, visitor: Visitor, _: Request) -> PageContent:
@@ -485,6 +477,7 @@ def _read_actions(reading: Reading, visitor: Visitor, _: Request) -> PageContent
     return PageContent({"actions": actions[:MAX_ROWS], "more": len(actions) > MAX_ROWS}, actions)
 
 
+_READ_RUNS = partial(_read_rows, "reconciliations")
 _LETTER = "/dead-letters/{consumer}/{channel}/{shard:int}/{offset:int}"
 
 PAGES: Mapping[str, Page] = {
@@ -492,7 +485,7 @@ PAGES: Mapping[str, Page] = {
     for page in (
         Page("overview.html", _read_overview, "/", "Overview"),
         Page("charts.html", _read_charts, "/charts"),
-        Page("channels.html", _read_channels, "/channels", "Channels"),
+        Page("channels.html", partial(_read_rows, "channels"), "/channels", "Channels"),
         Page("channel.html", _read_channel, "/channels/{name}"),
         Page("contents.html", _read_contents, "/channels/{name}/contents"),
         Page("tenants.html", _read_tenants, "/channels/{name}/tenants", is_live=False),
@@ -503,9 +496,9 @@ PAGES: Mapping[str, Page] = {
         Page("letters.html", _read_letters, "/dead-letters", "Dead letters"),
         Page("letter.html", _read_letter, _LETTER, is_live=False),
         Page("workers.html", _read_workers, "/workers", "Workers"),
-        Page("schedules.html", _read_schedules, "/schedules", "Schedules"),
+        Page("schedules.html", partial(_read_rows, "schedules"), "/schedules", "Schedules"),
         Page("icks.html", _read_icks, "/icks", "Icks"),
-        Page("reconciliations.html", _read_reconciliations, "/reconciliations", "Reconciliations"),
+        Page("reconciliations.html", _READ_RUNS, "/reconciliations", "Reconcile"),
         Page("doctor.html", _read_doctor, "/doctor", "Doctor", is_live=False),
         Page("actions.html", _read_actions, "/actions", "Log", is_live=False),
         *record_pages.PAGES,

@@ -1,14 +1,15 @@
 """Reads for the pages: a server that does not answer is asked once for all of them.
 
 It is not asked again for a few seconds.  The status is one for all viewers, and so are the doctor's
-results.  Every other page takes one of a few connections.
+results.  Every other page takes one of a few connections.  Redis is asked whether it answers before
+a page takes one: while it is silent, no page that waits for it keeps Postgres from the others.
 """
 
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -17,13 +18,13 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from penstock.channels.commands import RedisClient
-from penstock.channels.server import connect_redis
+from penstock.channels.server import connect_redis, redis_errors
 from penstock.console.access import Right, Visitor
 from penstock.console.history import PERIODS, Moment, ask_prometheus
 from penstock.console.status_sampler import TIMEOUTS, WAIT_S, Sample, StatusSampler
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
-from penstock.errors import ServerUnavailable
+from penstock.errors import AppendRefused, ServerUnavailable
 from penstock.operating.doctor.check import CheckResult
 from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, Status
@@ -143,6 +144,19 @@ class Shared(Generic[T]):
             attempt.ended_at = monotonic()
 
 
+class _AwayRedis:
+    """Stands for a Redis that did not answer: raises its error again."""
+
+    connection_kwargs: Mapping[str, Any] = {}
+    connection_pool = None
+
+    def __init__(self, error: ServerUnavailable) -> None:
+        self._error, self.noted_at = error, monotonic()
+
+    def __getattr__(self, _: str) -> Any:
+        raise self._error.with_traceback(None)
+
+
 class Reading:
     """Connections and results that pages share."""
 
@@ -167,6 +181,8 @@ class Reading:
             late = "Prometheus does not answer in time"
             self.charts = {period: Shared(partial(ask, period), late) for period in PERIODS}
         self._concealed: tuple[Sample, Status] | None = None
+        self._away: _AwayRedis | None = None
+        self._thread = threading.local()
 
     @property
     def scope(self) -> Scope:
@@ -175,18 +191,31 @@ class Reading:
 
     @contextmanager
     def postgres(self) -> Iterator[Store]:
-        """Yields a connection to Postgres for one page."""
+        """Yields a connection to Postgres for one page, which asks Redis before."""
         with self._pool.connection() as connection:
-            yield Store(connection, self.scope)
+            self._thread.has_postgres = True
+            try:
+                yield Store(connection, self.scope)
+            finally:
+                self._thread.has_postgres = False
 
     @contextmanager
     def redis(self) -> Iterator[RedisClient]:
-        """Yields a client for one page."""
-        with connect_redis(self._redis_url, timeouts=TIMEOUTS) as client:
+        """Yields a client for one page; if Redis is away, one that raises ``ServerUnavailable``."""
+        assert not getattr(self._thread, "has_postgres", False), "take Redis before Postgres"
+        with ExitStack() as stack:
+            client: Any = self._away
+            if client is None or monotonic() - client.noted_at >= REMEMBERED_S:
+                try:
+                    client = stack.enter_context(connect_redis(self._redis_url, timeouts=TIMEOUTS))
+                    with suppress(AppendRefused), redis_errors("asking Redis"):
+                        client.ping()
+                except ServerUnavailable as error:
+                    client = self._away = _AwayRedis(error)
             yield client
 
     def _diagnose(self) -> list[CheckResult]:
-        with self.postgres() as store, self.redis() as client:
+        with self.redis() as client, self.postgres() as store:
             return diagnose(store, client, self.pipeline)
 
     def _read_workers(self) -> Processes:

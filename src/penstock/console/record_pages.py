@@ -58,7 +58,7 @@ def _read_find(reading: Reading, visitor: Visitor, request: Request) -> PageCont
                 "give a record's number, or its place such as 'rides/2 offset 4118': this visitor "
                 "may not see keys"
             )
-        with reading.postgres() as store, reading.redis() as client:
+        with reading.redis() as client, reading.postgres() as store:
             if isinstance(target, str):
                 before = find_number(request.query_params.get("before", "").encode())
                 target = search_key(store, target, SEARCH_S, before)

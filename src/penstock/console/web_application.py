@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -121,26 +121,17 @@ class Console:
         host = request.headers.get("host", "")
         is_probe = request.url.path.removeprefix(_root(request)) == HEALTH
         if self._hosts is not None and _parse_host(host) not in self._hosts and not is_probe:
-            return Response(
-                "421: this console does not answer under that name\n", 421, media_type="text/plain"
-            )
+            return PlainTextResponse("421: this console does not answer under that name\n", 421)
         if "\x00" in unquote(f"{request.url.path}?{request.url.query}"):
-            return Response(
-                "400: no name, key or place has a character NUL\n", 400, media_type="text/plain"
-            )
+            return PlainTextResponse("400: no name, key or place has a character NUL\n", 400)
         if request.method in {"GET", "HEAD"}:
             return None
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-        is_ours = (
-            site == "same-origin"
-            if site is not None
-            else origin is not None and urlsplit(origin).netloc == host
-        )
-        return (
-            None
-            if is_ours
-            else Response("403: this comes from another site\n", 403, media_type="text/plain")
-        )
+        if site is None and origin is not None and urlsplit(origin).netloc == host:
+            site = "same-origin"
+        if site == "same-origin":
+            return None
+        return PlainTextResponse("403: this comes from another site\n", 403)
 
 
 def _parse_host(host: str) -> str:
@@ -193,27 +184,19 @@ def make_console(  # noqa: PLR0913  the choices of a console
         )
     sampler = StatusSampler(pipeline, database_url, redis_url)
     reading = Reading(pipeline, database_url, redis_url, sampler, prometheus_url)
-    acting = Acting(
-        pipeline,
-        None if acting_database_url is None else ConnectionPool(acting_database_url),
-        redis_url,
-    )
+    pool = None if acting_database_url is None else ConnectionPool(acting_database_url)
+    acting = Acting(pipeline, pool, redis_url)
     entrance = access if isinstance(access, Entrance) and access.proxy_header is None else None
     desk = _Desk(reading, acting, access, entrance, trace_url)
 
-    routes = [Route(HEALTH, lambda _: Response("ok\n", media_type="text/plain"))]
+    routes = [Route(HEALTH, lambda _: PlainTextResponse("ok\n"))]
     routes += [
         Route(f"/static/{name}", _static(name, kind), name=name) for name, kind in STATIC.items()
     ]
     if entrance is not None:
         # In threads of their own: pages and static files do not wait for them.
-        routes.append(
-            Route(
-                "/enter",
-                partial(_enter, entrance, CapacityLimiter(LOG_INS)),
-                methods=["GET", "POST"],
-            )
-        )
+        enter = partial(_enter, entrance, CapacityLimiter(LOG_INS))
+        routes.append(Route("/enter", enter, methods=["GET", "POST"]))
         routes.append(Route("/leave", partial(_leave, entrance), methods=["POST"]))
     for path, page in PAGES.items():
         stem = "/index" if path == "/" else path
@@ -229,9 +212,8 @@ def make_console(  # noqa: PLR0913  the choices of a console
     app = Starlette(routes=routes, exception_handlers=answers)
     # It would be to a whole address, of which a proxy has changed scheme and name.
     app.router.redirect_slashes = False
-    return Console(
-        app, reading.sampler, None if hosts is None else frozenset(map(str.lower, hosts))
-    )
+    names = None if hosts is None else frozenset(map(str.lower, hosts))
+    return Console(app, reading.sampler, names)
 
 
 @dataclass(frozen=True)
