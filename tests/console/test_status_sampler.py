@@ -154,10 +154,10 @@ def test_the_reader_survives_any_error(
 ) -> None:
     failures = iter([RuntimeError("once")])
 
-    def fail_once(*arguments: Any) -> Any:
+    def fail_once(*arguments: Any, **options: Any) -> Any:
         for error in failures:
             raise error
-        return status(*arguments)
+        return status(*arguments, **options)
 
     monkeypatch.setattr("penstock.operating.status.gathering.status", fail_once)
     sampler = StatusSampler(flow, database_url, redis_url)

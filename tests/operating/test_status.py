@@ -107,9 +107,16 @@ def test_the_latency_of_a_shard_is_that_of_the_record_at_its_checkpoint(
         "SELECT extract(epoch FROM updated_at - created_at)::float8 FROM penstock.checkpoints "
         "LEFT JOIN penstock.staged_records ON id = 2 WHERE checkpoints.shard = 0"
     ).fetchall()
-    found = [shard.latency_s for shard in status(Store(connection), redis_client, flow).consumers[0].shards]
+    found, unasked = (
+        [
+            shard.latency_s
+            for shard in status(Store(connection), redis_client, flow, with_latency=asks).consumers[0].shards
+        ]
+        for asks in (True, False)
+    )
 
     assert found == [pytest.approx(max(0, expected)) if is_known else None, None]
+    assert unasked == [None, None]
 
 
 def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(

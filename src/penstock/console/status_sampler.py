@@ -162,6 +162,7 @@ class StatusSampler:
             self.redis_url,
             application="console",
             timeouts=TIMEOUTS,
+            with_latency=True,
         )
         while not self.is_closing:
             with self._changed:

@@ -57,8 +57,8 @@ FROM (
 GROUP BY channel, shard;
 
 -- :name progress
--- Each checkpoint, its lag and the age of the next record, and of one of a log that has moved within a minute, the time from the
--- staging of its record to the move; one probe of the journal's index each.  A shard of the journal
+-- Each checkpoint, its lag and the age of the next record, and on request, of one of a log that has moved within a minute, the time
+-- from the staging of its record to the move; one probe of the journal's index each.  A shard of the journal
 -- in which a consumer of the channel has no checkpoint counts as one before its first record: all of it is lag.
 WITH readers AS (
     SELECT consumer, channel, bool_or(reported_by IS NOT NULL) AS is_reported
@@ -109,7 +109,7 @@ LEFT JOIN LATERAL (
     ) last
     JOIN {schema}.staged_records r ON r.id = last.id
     JOIN {schema}.channels l ON l.channel = c.channel AND l.kind = 'log'  -- others are not passed in their order
-    WHERE c.updated_at > clock_timestamp() - interval '1 minute' AND c.halted IS NULL AND c.waiting IS NULL
+    WHERE %(with_latency)s AND c.updated_at > clock_timestamp() - interval '1 minute' AND c.halted IS NULL AND c.waiting IS NULL
 ) passed ON true
 ORDER BY c.consumer, c.channel, c.shard;
 

@@ -46,14 +46,20 @@ Row = tuple[Any, ...]
 Answer = TypeVar("Answer")
 
 
-def status(store: Store, client: RedisClient, pipeline: Pipeline | None = None) -> Status:
-    """Reads Redis and Postgres; changes nothing."""
+def status(
+    store: Store,
+    client: RedisClient,
+    pipeline: Pipeline | None = None,
+    *,
+    with_latency: bool = False,
+) -> Status:
+    """Reads Redis and Postgres; changes nothing.  Latencies cost a probe of each checkpoint."""
     if pipeline is not None:
         store = Store(store.connection, pipeline.scope)
     redis = _Redis(client, store.scope)
     shards = known_shards(store, pipeline.shard_names if pipeline else ())
     log = redis.ask_extents(shards)
-    damage, tables = dict(redis.damage), _read_postgres(store)
+    damage, tables = dict(redis.damage), _read_postgres(store, with_latency)
     declared = None if pipeline is None else pipeline.channels
     channels = {**(declared or {}), **tables.registered}
     of_kind: dict[str, list[ShardName]] = defaultdict(list)
@@ -111,10 +117,12 @@ class StatusReader:
         *,
         application: str,
         timeouts: Timeouts,
+        with_latency: bool = False,
     ) -> None:
         """Sets up; the first reading connects."""
         self._pipeline, self._database_url, self._redis_url = pipeline, database_url, redis_url
         self._application, self._timeouts = application, timeouts
+        self._with_latency = with_latency
         self._connection: Connection | None = None
         self._client: RedisClient | None = None
 
@@ -125,7 +133,12 @@ class StatusReader:
                 self._connection = connect_postgres(
                     self._database_url, application=self._application, timeouts=self._timeouts
                 )
-            return status(Store(self._connection), self._connected_client(), self._pipeline)
+            return status(
+                Store(self._connection),
+                self._connected_client(),
+                self._pipeline,
+                with_latency=self._with_latency,
+            )
         except Exception:
             self.close()
             raise
@@ -167,7 +180,7 @@ class _Tables:
     sessions: tuple[WorkerSession, ...]
 
 
-def _read_postgres(store: Store) -> _Tables:
+def _read_postgres(store: Store, with_latency: bool) -> _Tables:  # noqa: FBT001  private
     with store.transaction("reading the status"):
         store.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         sequencer = (
@@ -183,7 +196,8 @@ def _read_postgres(store: Store) -> _Tables:
         bounds = journal_bounds(store)
         sequenced = {**name_shards(bounds), "firsts": [first for first, _ in bounds.values()]}
         registered = registered_channels(store)
-        progress = store.rows("progress", sequenced, binary=True)
+        values = {**sequenced, "with_latency": with_latency}
+        progress = store.rows("progress", values, binary=True)
         resharded = {name for name, entry in registered.items() if entry.generations}
         waiting = store.execute("waiting", {**sequencer, "limit": MAX_COUNTED})
         readers = {

@@ -96,7 +96,8 @@ class ConsumerShard:
     # reads them
     unread: bool
     # seconds from the staging of the record at the checkpoint until it was applied, if that was
-    # within a minute, in a log; None otherwise, and if retention has removed the record
+    # within a minute, in a log; None otherwise, if retention has removed the record, and unless
+    # latencies were asked for
     latency_s: float | None = None
     # records beyond the checkpoint that have left Redis: the consumer reads them from Postgres
     evicted: int = 0
