@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -19,7 +20,7 @@ from fixtures.flow import stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue, Record, mark_dirty
 from penstock.crash_points import crashpoint, install_crashpoint, install_repeats, is_repeated
 from penstock.database.connections import Connection
-from penstock.testing import survives, surviving
+from penstock.testing import make_job, survives, surviving
 from penstock.testing.databases import delete_keys
 from penstock.testing.surviving import HAZARDS, Hazard, Table, compare, copied, find_unstable, read_tables
 
@@ -336,6 +337,26 @@ def test_a_worker_dies_once_at_each_place_of_its_kind(fault: Hazard, ends: str) 
         crashpoint(place)
     suffer(fault, work)
     assert sorted(passed) == sorted(CRASH_POINTS)
+
+
+def test_each_job_fails_once_unless_it_has_one_attempt() -> None:
+    """After its effects; it would be a dead letter."""
+    effects, failed = list[int](), list[int]()
+
+    def work(consumer: Any) -> None:
+        for number in (1, 2, 1, 2):
+            try:
+                consumer.handler(None, make_job(id=number))
+            except RuntimeError:
+                failed.append(number)
+
+    for attempts in (1, 2):
+        pipeline = Pipeline([JOBS])
+        pipeline.worker(reads=JOBS, name="worker", attempts=attempts)(lambda _, job: effects.append(job.id))
+        for fault in (BEFORE, BEHIND):
+            fault.run(SimpleNamespace(work_off=work), pipeline.get_consumer("worker"))  # type: ignore[arg-type]
+
+    assert (effects, failed) == ([1, 2, 1, 2], [1, 2])
 
 
 def test_the_first_batches_are_delivered_twice() -> None:

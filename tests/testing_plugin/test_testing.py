@@ -16,10 +16,13 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fixtures.application import Base, Ride, StagedRecords
 from fixtures.constants import SetConstants
+from fixtures.sources import MakeDatabase
 from penstock import Ick, Log, Pipeline, Queue, Snooze, mark_dirty, stage
-from penstock.database.connections import connect_postgres
+from penstock.database.connections import Connection, connect_postgres
+from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import DeclarationError, InvalidRecord, SchemaMissing
+from penstock.operating.pausing import pause
 from penstock.schema.initialise import initialise
 from penstock.testing import assert_not_staged, assert_staged, drained, eventually, make_job, make_record, staged
 from penstock.testing.databases import TemplateDatabases, delete_keys
@@ -308,8 +311,16 @@ def test_a_dead_letter_fails_once_with_the_handlers_error(
 
 
 def test_a_halted_shard_fails_every_time(
-    sessions: sessionmaker[Session], pipeline: Pipeline, rides: Log, database_url: str, redis_url: str
+    sessions: sessionmaker[Session],
+    pipeline: Pipeline,
+    rides: Log,
+    connection: Connection,
+    database_url: str,
+    redis_url: str,
 ) -> None:
+    """As a pause does, of those that are drained and no others."""
+    pipeline.consumer(reads=rides, name="other")(lambda *_: None)
+
     @pipeline.consumer(reads=rides, each=True, attempts=1, on_poison="halt")
     def strict(_session: Session, record: Any) -> None:
         raise ValueError(record.key)
@@ -320,6 +331,24 @@ def test_a_halted_shard_fails_every_time(
     for allow in (False, True):
         with pytest.raises(AssertionError, match=r"^consumer strict is halted in rides/\d: .*k"):
             drained(pipeline, database_url, redis_url, allow_dead_letters=allow)
+    assert drained(pipeline, database_url, redis_url, consumers=["other"]) == {"other": 0}
+    pause(Store(connection), "channel", "rides", reason="a deploy", by="ann")
+    with pytest.raises(AssertionError, match=r"^channel rides is paused since .* by ann: a deploy$"):
+        drained(pipeline, database_url, redis_url, consumers=["other"])
+
+
+def test_a_source_is_read_at_its_url_and_may_be_paused(
+    application: Engine, make_database: MakeDatabase, connection: Connection, database_url: str, redis_url: str
+) -> None:
+    rides, url = Log("rides", sources=["eu"]), make_database()
+    drained(Pipeline([Log("rides", shards=1, source="eu")]), url, redis_url)
+    pipeline = Pipeline([rides])
+    pipeline.consumer(reads=rides, name="reader")(lambda *_: None)
+
+    assert drained(pipeline, database_url, redis_url, sources={"eu": url}) == {"reader": 0}
+    pause(Store(connection), "channel", "rides@eu", reason="a deploy", by="ann")
+    with pytest.raises(AssertionError, match=r"^channel rides@eu is paused"):
+        drained(pipeline, database_url, redis_url, sources={"eu": url})
 
 
 def test_handlers_that_stage_without_end_are_stopped(
