@@ -145,6 +145,7 @@ def test_states_that_refer_to_each_other_are_repaired_together(
         connect = partial(connect_postgres, database_url, application="test")
         done = list(reconcile_all(connect, DEFAULT_SCOPE, specs, InlineComparer(database_url), intent="repair"))
         assert [each for each in done if isinstance(each, FailedRun)] == []
+        assert [isinstance(each, Reconciled) and each.resumed for each in done if each.name == "state"] != [None]
         began = connection.execute("SELECT name FROM penstock.reconciliations WHERE intent = 'repair' ORDER BY id")
         assert began.fetchone() == ("state",), "to which the other one refers"
 

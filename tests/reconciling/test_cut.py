@@ -281,10 +281,19 @@ def test_a_checkpoint_that_is_moved_back_while_its_state_is_pinned_is_noticed(
             pass
 
 
+@pytest.mark.parametrize("behind", [1, 2])
 def test_a_run_that_waits_postpones_the_end_of_its_barrier_again_and_again(
-    streamer: Streamer, paused_worker: LogWorker, connection: Connection, connect: Connect, set_constants: SetConstants
+    streamer: Streamer,
+    paused_worker: LogWorker,
+    connection: Connection,
+    connect: Connect,
+    set_constants: SetConstants,
+    behind: int,
 ) -> None:
-    """Otherwise a consumer that takes longer than that to come to the cut goes past it.  Its pause begins with its first shard."""
+    """Otherwise a consumer that takes longer than that to come to the cut goes past it.  Its pause begins with its first shard.
+
+    The barrier of a run that has died still ends.
+    """
     ends: list[Any] = []
     times: list[float] = []
 
@@ -299,14 +308,18 @@ def test_a_run_that_waits_postpones_the_end_of_its_barrier_again_and_again(
                 paused_worker.drain()
 
     set_constants("reconciling.cut", EXPIRES_S=0.03)
-    connection.execute(CHANGE, {"account": 0, "cents": 1})
+    for account in range(behind):
+        connection.execute(CHANGE, {"account": account, "cents": 1})
     streamer.drain()
     barrier = Barred(paused_worker.consumer, DEFAULT_SCOPE)
+    died = "UPDATE penstock.barriers SET run = 'died', expires_at = '2026-01-01' WHERE shard = 1"
     with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at, connect() as watcher:
+        connection.execute(died.encode())
         since = wait_until_reached(Store(watcher), barrier, at, timeout_s=10)
+        assert connection.execute(died.encode() + b" AND expires_at = '2026-01-01'").rowcount == 1
 
     assert ends == sorted(set(ends))
-    assert (len(ends), since < times[0]) == (3, True)
+    assert (len(ends), since < times[0], since > times[-1]) == (3, behind == 1, behind == 2)
 
 
 def test_a_consumer_that_was_never_registered_or_is_halted_is_named(

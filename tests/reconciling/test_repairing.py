@@ -206,7 +206,10 @@ def test_a_journal_that_does_not_follow_the_cut_keeps_the_old_state(repair: Repa
 
 
 def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, connection: Connection) -> None:
-    """Guarantee 28: dead letters up to the cut go, and those behind it stay; a halted shard goes on."""
+    """Guarantee 28: dead letters up to the cut go, and those behind it stay; a halted shard goes on.
+
+    What the consumer has of another channel, which it read before, stays.
+    """
     letter = (
         'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, staged_at, '
         "reason, attempts) VALUES ('keeper', 'things', 0, {}, 1, 'k', 'a', 'o', '{{}}', now(), 'test', 1)"
@@ -218,16 +221,21 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, 
     connection.execute('UPDATE penstock.checkpoints SET "offset" = 3 WHERE shard = 0')
     for offset in (3, 4):
         connection.execute(letter.format(offset).encode())
+    connection.execute(letter.format(2).replace("'things'", "'others'").encode())
     with pytest.raises(Refused, match="dead-lettered 1 record that"):
         repair()
     connection.execute("UPDATE penstock.checkpoints SET \"offset\" = 1, halted = 'for a test' WHERE shard = 0")
+    before = "INSERT INTO penstock.checkpoints (consumer, channel, shard, \"offset\", epoch) VALUES ('keeper', 'others', 0, 9, 1)"
+    connection.execute(before.encode())
+
+    connection.execute('UPDATE penstock.checkpoints SET "offset" = 5 WHERE shard = 1')
 
     repair(intent="replace")
 
-    left = connection.execute('SELECT "offset" FROM penstock.dead_letters').fetchall()
-    moved = 'SELECT "offset", skipped, halted FROM penstock.checkpoints WHERE shard = 0'
-    assert (rows(connection), left) == (REPAIRED, [(4,)])
-    assert connection.execute(moved).fetchone() == (3, 2, None)
+    left = connection.execute('SELECT "offset" FROM penstock.dead_letters ORDER BY 1').fetchall()
+    moved = 'SELECT "offset", skipped, halted FROM penstock.checkpoints ORDER BY 1'
+    assert (rows(connection), left) == (REPAIRED, [(2,), (4,)])
+    assert connection.execute(moved).fetchall() == [(0, 0, None), (3, 2, None), (9, 0, None)]
 
 
 def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(

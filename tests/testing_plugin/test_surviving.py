@@ -5,8 +5,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
@@ -161,9 +163,8 @@ def test_a_wrong_handler_is_named_with_each_fault_that_it_does_not_survive(
 
 @pytest.mark.slow
 def test_handlers_that_write_by_the_session_alone_survive_all(survive: Survive, redis_client: redis.Redis) -> None:
-    """Sums are exact; a time and a number that the database draws are not compared, and what needs Spark is left out."""
+    """Sums are exact; a time and a number that the database draws are not compared."""
     pipeline = Pipeline([THINGS])
-    pipeline.consumer(reads=THINGS, name="on_spark", dataframe=True)(lambda _session, _frame: None)
 
     @pipeline.consumer(reads=THINGS)
     def right(session: Session, records: Sequence[Record]) -> None:
@@ -192,6 +193,27 @@ def test_nothing_of_a_fault_is_left_for_what_comes_after_it(survive: Survive, se
 
     crashpoint("consumer.after_apply")
     assert not is_repeated("consumer.after_round")
+
+
+def test_the_faults_that_a_consumer_does_not_survive_are_named_and_its_rows_under_the_first(
+    survive: Survive, set_constants: SetConstants
+) -> None:
+    """What needs Spark is left out."""
+
+    def hurt(trial: Any, _: object, number: int) -> None:
+        with psycopg.connect(trial.url) as other:
+            other.execute("INSERT INTO public.seen (id) SELECT %s WHERE %s > 0", [number, number])
+
+    faults = [Hazard(f"fault {n}", f"advice {n}", partial(hurt, number=n)) for n in range(3)]
+    set_constants("testing.surviving", HAZARDS=faults)
+    pipeline = Pipeline([THINGS])
+    pipeline.consumer(reads=THINGS, name="on_spark", dataframe=True)(lambda _session, _frame: None)
+    pipeline.consumer(reads=THINGS, name="reader")(see)
+    with pytest.raises(AssertionError) as raised:
+        survive(pipeline)
+
+    said = [line.strip() for line in str(raised.value).splitlines()]
+    assert said == ["reader does not survive fault 1:", "seen has {'id': '1'}", "advice 1", "Nor fault 2"]
 
 
 def see_job(session: Session, _: Job) -> None:
@@ -357,6 +379,14 @@ def test_each_job_fails_once_unless_it_has_one_attempt() -> None:
             fault.run(SimpleNamespace(work_off=work), pipeline.get_consumer("worker"))  # type: ignore[arg-type]
 
     assert (effects, failed) == ([1, 2, 1, 2], [1, 2])
+
+
+def test_records_come_one_by_one_until_none_is_left() -> None:
+    worker = MagicMock()
+    worker.slice.side_effect = [SimpleNamespace(done=number) for number in (2, 1, 0)]
+    SINGLY.run(SimpleNamespace(worker=lambda _: worker), MagicMock())  # type: ignore[arg-type]
+
+    assert [call.args[0] for call in worker.slice.call_args_list] == [1, 1, 1]
 
 
 def test_the_first_batches_are_delivered_twice() -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from fixtures.application import Base, Ride, StagedRecords
 from fixtures.constants import SetConstants
 from fixtures.sources import MakeDatabase
-from penstock import Ick, Log, Pipeline, Queue, Snooze, mark_dirty, stage
+from penstock import DeadLetter, Ick, Log, Pipeline, Queue, Snooze, mark_dirty, stage
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
@@ -231,12 +231,22 @@ def test_draining_in_an_event_loop_says_what_to_call_in_another_thread(
     async def copies(_session: Any, _records: Any) -> None:
         """Does nothing."""
 
-    async def drain() -> dict[str, int]:
-        with pytest.raises(DeclarationError, match=r"copies .*to_thread\(penstock_drain\)"):
-            drained(pipeline, database_url, redis_url)
-        return await asyncio.to_thread(drained, pipeline, database_url, redis_url)
+    pipeline.add_channel(JOBS)
 
-    assert asyncio.run(drain()) == {"copies": 0}
+    @pipeline.worker(reads=JOBS)
+    async def works(_session: Any, _job: Any) -> None:
+        """Does nothing."""
+
+    pipeline.consumer(reads=rides, name="plain")(lambda *_: None)
+
+    async def drain() -> dict[str, int]:
+        for name in ("copies", "works"):
+            with pytest.raises(DeclarationError, match=rf"^consumer {name} .*to_thread\(penstock_drain\)"):
+                drained(pipeline, database_url, redis_url, consumers=["plain", name])
+        others = drained(pipeline, database_url, redis_url, consumers=["plain"])
+        return others | await asyncio.to_thread(drained, pipeline, database_url, redis_url)
+
+    assert asyncio.run(drain()) == {"copies": 0, "plain": 0, "works": 0}
 
 
 @pytest.fixture
@@ -256,6 +266,8 @@ def working(application: Engine, pipeline: Pipeline, rides: Log) -> sessionmaker
     def copies(session: Session, record: Any) -> None:
         if record.data["status"] == "bad":
             raise ValueError("a bad ride")
+        if record.data["status"] == "refused":
+            raise DeadLetter("refused")
         note(session, "copies", record.key)
         mark_dirty(session, to=index, members=[record.key])
 
@@ -308,6 +320,11 @@ def test_a_dead_letter_fails_once_with_the_handlers_error(
     with working.begin() as session:
         session.add(Ride(id=3, status="bad"))
     assert drained(pipeline, database_url, redis_url, allow_dead_letters=True)["copies"] == 0
+    with working.begin() as session:
+        session.add(Ride(id=4, status="refused"))
+    with pytest.raises(AssertionError, match="key '4'") as failure:
+        drained(pipeline, database_url, redis_url)
+    assert failure.value.__cause__ is None, "it is no failure of the handler"
 
 
 def test_a_halted_shard_fails_every_time(

@@ -98,11 +98,8 @@ def drained(  # noqa: PLR0913  what a run takes
 
 
 def _refuse_running_loop(consumers: Iterable[ConsumerSpec]) -> None:
-    """Refuses async consumers in a running event loop, before anything is opened.
-
-    Workers of queues have threads.
-    """
-    needing = [c.name for c in consumers if c.is_async and not isinstance(c, WorkerSpec)]
+    """Refuses async consumers in a running event loop, before anything is opened."""
+    needing = [consumer.name for consumer in consumers if consumer.is_async]
     try:
         asyncio.get_running_loop()
     except RuntimeError:
