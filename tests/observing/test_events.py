@@ -260,20 +260,26 @@ def test_a_server_that_is_away_is_named(flow: Pipeline, database_url: str, reade
 
 
 @pytest.mark.usefixtures("twenty_records")
-def test_an_observer_that_fails_stops_nothing_and_is_logged_once_without_its_text(
+def test_an_observer_that_fails_stops_nothing_and_is_logged_once_an_error_without_its_text(
     reader: Reader, flow: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     @flow.observe
-    def failing(_: Event) -> None:
-        raise ServerUnavailable("a payload")
+    def failing(event: Event) -> None:
+        raise (KeyError if isinstance(event, Delivery) else ServerUnavailable)("a payload")
 
     reader.declare(apply)
-    with caplog.at_level(logging.WARNING, "penstock.observer"):
+    before, joined, after = list[Event](), list[Event](), list[Event]()
+    flow.observe(before.append)
+    with caplog.at_level(logging.WARNING, "penstock.observer"), flow.observers.joined_by(joined.append):
+        flow.observe(after.append)
         reader.drain()
+    flow.observers(EpochChanged(2))
 
     assert reader.effects() == ALL
+    assert before == after == [*joined, EpochChanged(2)]
     assert [record.message for record in caplog.records if record.name == "penstock.observer"] == [
-        "observer failed at HandlerBegan: ServerUnavailable"
+        "observer failed at HandlerBegan: ServerUnavailable",
+        "observer failed at Delivery: KeyError",
     ]
 
 

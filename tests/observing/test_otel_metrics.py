@@ -30,7 +30,7 @@ def test_events_become_points_by_the_names_of_the_conventions() -> None:
     for event in (
         Staged("things", 4),
         Staged("things", 3),
-        Delivery("reader", "things", {"applied": 3, "dead": 1}, [2_000, 300_000, 4_000]),
+        Delivery("reader", "things", {"applied": 3, "dead": 1}, [2_000, 300_000_000, 4_000]),
         HandlerEnded("reader", "things", 3, 0.25, None),
         HandlerEnded("reader", "things", 4, 0.5, "ValueError"),
         RoundEnded("reader", 0.1),
@@ -49,7 +49,7 @@ def test_events_become_points_by_the_names_of_the_conventions() -> None:
         ("messaging.process.duration", "reader", "things", "process"): (1, 0.25),
         ("messaging.process.duration", "ValueError", "reader", "things", "process"): (1, 0.5),
         ("penstock.handler.batch.records", "reader", "things"): (2, 7),
-        ("penstock.stage_to_commit.duration", "reader", "things"): (3, 0.306),
+        ("penstock.stage_to_commit.duration", "reader", "things"): (3, 300.006),
         ("penstock.round.duration", "reader"): (2, 0.3),
         ("penstock.server_wait.time", "redis", "reader"): 3,
         ("penstock.streamer.records", "sequenced"): 1,

@@ -162,6 +162,13 @@ def test_clients_that_send_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPat
         assert silent[0].recv(1) == b"", "the oldest has made room"
         for each in silent:
             each.close()
+        with socket.create_connection(address, timeout=60) as late:
+            for _ in range(MAX_CONNECTIONS):
+                with socket.create_connection(address, timeout=60) as gone:
+                    gone.shutdown(socket.SHUT_WR)
+                    assert gone.recv(1) == b""
+            late.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+            assert late.recv(100).startswith(b"HTTP/1.0 200"), "those that have gone need no room"
 
 
 def test_a_client_whose_answer_takes_long_makes_room_for_nobody() -> None:

@@ -6,31 +6,43 @@ import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
 from fixtures.proxy import Proxy, behind
 from fixtures.roles import UrlFor
 from penstock import Ick, Log, Pipeline, Queue
+from penstock.channels.ick.shard_states import IckStatus
+from penstock.channels.queue.inspection import QueueStatus
+from penstock.channels.queue.stats import Dwell, QueueStats
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection
-from penstock.database.registry import register_consumer
+from penstock.database.registry import Pause, register_consumer
 from penstock.database.store import Store
 from penstock.database.transactions import Timeouts
 from penstock.observing.state_metrics import MAX_NAMES, MAX_SHARDS, METRICS, OTHER, Series, StateCollector, measure
 from penstock.operating.pausing import pause
-from penstock.operating.status.gathering import status
-from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus, RegisteredSchedule, Status
+from penstock.operating.status.snapshot import (
+    ChannelStatus,
+    ConsumerShard,
+    ConsumerStatus,
+    OpenTransaction,
+    RegisteredSchedule,
+    ShardStatus,
+    Status,
+)
+from penstock.reconciling.reconciliation import LastRun
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
-from penstock.streaming.faults import StoppedShard
+from penstock.streaming.faults import Faults, IsolatedRecords, StoppedShard
 
 HOSTILE = 'x"}\n\\ 1'
 THINGS, INDEX, JOBS = Log("things", shards=2, keep=timedelta(hours=1), redis_memory="64MB"), Ick("index"), Queue("jobs")
@@ -209,6 +221,7 @@ def test_one_reading_serves_all_scrapes_of_two_seconds_and_a_slow_one_those_of_a
     set_constants("observing.state_metrics", ANSWER_S=0.05)
     for now[0] in (1004, 1061.9, 1062):
         shown[now[0]] = (collector.readings, read_up(collector))
+    collector.close()  # not under the reading that still waits
     postgres_proxy.heal()
     set_constants("observing.state_metrics", ANSWER_S=600.0)
     shown[0] = (0, read_up(collector))
@@ -222,7 +235,7 @@ def test_one_reading_serves_all_scrapes_of_two_seconds_and_a_slow_one_those_of_a
 
 
 @pytest.mark.usefixtures("streamer")
-def test_an_exporter_opens_its_connections_again_after_an_error(
+def test_an_exporter_opens_its_connections_again_after_an_error_and_logs_each_outage_once(
     database_url: str, redis_url: str, streamer: Streamer, postgres_proxy: Proxy, redis_proxy: Proxy
 ) -> None:
     streamer.drain()
@@ -231,14 +244,31 @@ def test_an_exporter_opens_its_connections_again_after_an_error(
         None, behind(postgres_proxy, database_url), behind(redis_proxy, redis_url), clock=lambda: float(next(times))
     )
     found = [read_up(collector)]
-    for proxy in (postgres_proxy, redis_proxy):
-        proxy.refuse()
-        found.append(read_up(collector))
-        proxy.heal()
-        found.append(read_up(collector))
+    with capture_logs() as logs:
+        for proxy in (postgres_proxy, redis_proxy, postgres_proxy):
+            proxy.refuse()
+            found += [read_up(collector), read_up(collector)]
+            proxy.heal()
+            found.append(read_up(collector))
     collector.close()
 
-    assert found == [(1, 1, True), (0, 1, False), (1, 1, True), (1, 0, True), (1, 1, True)]
+    up, down = (1, 1, True), (0, 1, False)
+    assert found == [up, down, down, up, (1, 0, True), (1, 0, True), up, down, down, up]
+    assert [line["event"] for line in logs] == ["metrics not read"] * 2
+
+
+@pytest.mark.parametrize(("most", "others"), [(2, [1]), (3, [])])
+@pytest.mark.usefixtures("scene")
+def test_names_beyond_the_most_are_logged_once(
+    most: int, others: list[int], flow: Pipeline, database_url: str, redis_url: str, set_constants: SetConstants
+) -> None:
+    set_constants("observing.state_metrics", MAX_NAMES=most, CACHED_S=0.0)
+    collector = StateCollector(flow, database_url, redis_url)
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert read_up(collector) == (1, 1, True)
+    collector.close()
+    assert [line["count"] for line in logs] == others
 
 
 def test_every_metric_of_the_table_can_be_exported_and_has_a_proper_name() -> None:
@@ -259,29 +289,139 @@ def measured(found: Status, name: str, *, by_shard: bool = False) -> dict[tuple[
     return series.values[f"penstock_{name}"]
 
 
-@pytest.fixture
-def found(connection: Connection, streamer: Streamer, redis_client: Any) -> Status:
-    """The status of a pipeline with one log, of two shards."""
-    streamer.drain()
-    return status(Store(connection), redis_client)
+NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+QUEUE = QueueStatus(
+    waiting=11, leased=12, delayed=13, dead=14, oldest_s=15,
+    stats=QueueStats(0, 0, 0, 0, None, 16, Dwell(1, 17, 18), Dwell(1, 19, 20), 21, 22, 23, 0, 0, 24, 25, 26, 27, 28),
+)  # fmt: skip
+SHARD = ShardStatus(
+    0, staged=2, staged_s=3, sequenced=40, published=33, first=5, records=6, entries=7, memory=8, redis_memory=9,
+    ick=IckStatus(31, 32, 33, 34, 35, 36), queue=QUEUE, in_postgres=10, damage=None, unknown=False,
+)  # fmt: skip
+CHANNEL = ChannelStatus("things", "log", None, None, None, (SHARD, replace(SHARD, shard=1)))
+STATUS = Status(
+    "penstock",
+    5,
+    0,
+    4,
+    None,
+    Faults(IsolatedRecords(), (), ()),
+    (CHANNEL,),
+    (),
+    (),
+    OpenTransaction(1, "a", "idle", 53),
+)
+
+VALUES: dict[str, dict[tuple[str, ...], float]] = {
+    "epoch": {(): 5},
+    "last_tick_age_seconds": {(): 4},
+    "oldest_transaction_age_seconds": {(): 53},
+    "isolated_records": {(): 6},
+    "staged_records": {("things",): 2},
+    "staged_oldest_age_seconds": {("things",): 3},
+    "sequenced_records_total": {("things",): 40},
+    "published_records_total": {("things",): 33},
+    "unpublished_records": {("things",): 7},
+    "unread_records": {("things",): 42},
+    "log_records": {("things",): 6},
+    "log_entries": {("things",): 7},
+    "log_memory_bytes": {("things",): 8},
+    "log_memory_limit_bytes": {("things",): 9},
+    "shard_stopped": {("things", ""): 0},
+    "shard_damaged": {("things", ""): 0},
+    "consumer_applied_records_total": {("reads", "things"): 44},
+    "consumer_skipped_records_total": {("reads", "things"): 45},
+    "consumer_checkpoint_offset": {("reads", "things"): 41},
+    "consumer_lag_records": {("reads", "things"): 42},
+    "consumer_lag_seconds": {("reads", "things"): 43},
+    "consumer_evicted_records": {("reads", "things"): 48},
+    "consumer_dead_letters": {("reads", "things"): 47},
+    "consumer_paused": {("reads", "things"): 1},
+    "consumer_halted": {("reads", "things", ""): 0},
+    "consumer_waiting": {("reads", "things", ""): 0},
+    "queue_messages": {("things", "waiting"): 11, ("things", "leased"): 12, ("things", "delayed"): 13, ("things", "dead"): 14, ("things", "in_postgres"): 10},
+    "queue_oldest_age_seconds": {("things",): 15},
+    "queue_longest_wait_seconds": {("things",): 16},
+    "queue_tenants": {("things", "ready"): 21, ("things", "over"): 22, ("things", "blocked"): 23},
+    "queue_dwell_seconds": {("things", "quiet", "50"): 17, ("things", "quiet", "99"): 18, ("things", "noisy", "50"): 19, ("things", "noisy", "99"): 20},
+    "queue_written_messages_total": {("things",): 24},
+    "queue_done_messages_total": {("things",): 25},
+    "queue_dead_lettered_messages_total": {("things",): 26},
+    "queue_reclaimed_messages_total": {("things",): 27},
+    "queue_lost_messages_total": {("things",): 28},
+    "ick_members": {("things", "dirty"): 31, ("things", "reserved"): 32, ("things", "held"): 33},
+    "ick_oldest_age_seconds": {("things",): 34},
+    "ick_records_total": {("things",): 35},
+    "ick_dirtied_total": {("things",): 36},
+    "reconciliation_last_run_timestamp_seconds": {("totals", "reads"): NOW.timestamp()},
+    "reconciliation_last_outcome": {("totals", "reads", "repaired"): 1},
+    "reconciliation_differences": {("totals", "reads"): 51},
+    "reconciliation_repaired_rows": {("totals", "reads"): 52},
+    "schedule_late_seconds": {("s",): 54},
+    "schedule_ahead_seconds": {("s",): 55},
+}  # fmt: skip
+
+UNKNOWN: dict[str, dict[tuple[str, ...], float]] = {
+    "oldest_transaction_age_seconds": {(): 0},
+    "published_records_total": {},
+    "unpublished_records": {},
+    "log_memory_bytes": {},
+    "queue_oldest_age_seconds": {("things",): 0},
+    "queue_longest_wait_seconds": {("things",): 0},
+    "ick_oldest_age_seconds": {("things",): 0},
+    "consumer_paused": {("reads", "things"): 0},
+    "reconciliation_differences": {},
+}  # fmt: skip
+"""What differs where there is none of it, or where Redis does not answer."""
 
 
-def test_a_shard_is_flagged_in_its_own_channel_and_consumer_alone(found: Status) -> None:
+def test_every_value_of_a_status_is_in_its_metric() -> None:
+    """An alert ends by a zero; what nobody knows is not shown as one."""
+    reads = ConsumerShard(0, 41, 42, 43, 44, 45, 46, 47, None, None, None, unread=True, evicted=48)
+    full = replace(
+        STATUS,
+        faults=replace(STATUS.faults, isolated=IsolatedRecords(6)),
+        channels=(replace(CHANNEL, shards=(SHARD,)),),
+        consumers=(ConsumerStatus("reads", "things", None, (reads,)),),
+        reconciliations=(LastRun("totals", "reads", "repair", "repaired", NOW, 1, 1, 1, 51, 52, 1, 0),),
+        pauses=(Pause("channel", "things", "", "", NOW), Pause("consumer", "others", "", "", NOW)),
+        schedules=(RegisteredSchedule("s", "things", "1h", "UTC", None, None, 54, None, None, "", 55),),
+    )
+    stats = QUEUE.stats and replace(QUEUE.stats, longest_wait_s=None)
+    queue, ick = replace(QUEUE, oldest_s=None, stats=stats), SHARD.ick and replace(SHARD.ick, oldest_s=None)
+    shard = replace(SHARD, published=None, memory=None, queue=queue, ick=ick)
+    idle = replace(
+        full,
+        oldest_transaction=None,
+        channels=(replace(CHANNEL, shards=(shard,)),),
+        reconciliations=(replace(full.reconciliations[0], differences=None),),
+        pauses=full.pauses[1:],
+    )
+
+    shown = [{name: measured(each, name) for name in VALUES} for each in (full, idle)]
+    assert shown == [VALUES, VALUES | UNKNOWN]
+    rest = {"up", "build_info", "sample_duration_seconds", "sample_timestamp_seconds"}
+    assert {f"penstock_{name}" for name in VALUES.keys() | rest} == METRICS.keys()
+    ahead = replace(full, channels=(replace(CHANNEL, shards=(replace(SHARD, published=41),)),))
+    assert measured(ahead, "unpublished_records") == {("things",): 0}, "of a Postgres that was restored"
+
+
+def test_a_shard_is_flagged_in_its_own_channel_and_consumer_alone() -> None:
     """Another one has a shard of the same number."""
-    [channel] = [each for each in found.channels if each.channel == "things"]
-    healthy, hurt = channel.shards[0], replace(channel.shards[1], damage="it is another's")
+    healthy, hurt = SHARD, replace(CHANNEL.shards[1], damage="it is another's")
     [reads] = make_consumer("reads", 1).shards
     wide = replace(
-        found,
+        STATUS,
         channels=(
-            replace(channel, channel="a", shards=(healthy, hurt)),
-            replace(channel, channel="b", shards=(replace(hurt, shard=0), replace(healthy, shard=1))),
+            replace(CHANNEL, channel="a", shards=(healthy, hurt)),
+            replace(CHANNEL, channel="b", shards=(replace(hurt, shard=0), replace(healthy, shard=1))),
         ),
         consumers=(
             ConsumerStatus("halts", "a", None, (reads, replace(reads, shard=1, halted=None))),
             ConsumerStatus("waits", "a", None, (replace(reads, halted=None), replace(reads, shard=1, halted=None, waiting="x"))),
         ),
-        faults=replace(found.faults, stopped=(StoppedShard(ShardName("b", Shard(1)), "it is damaged", 1.0),)),
+        faults=replace(STATUS.faults, stopped=(StoppedShard(ShardName("b", Shard(1)), "it is damaged", 1.0),)),
     )  # fmt: skip
 
     assert measured(wide, "shard_stopped") == {("a", ""): 0, ("b", "1"): 1}
@@ -291,16 +431,13 @@ def test_a_shard_is_flagged_in_its_own_channel_and_consumer_alone(found: Status)
 
 
 @pytest.mark.parametrize("count", [MAX_NAMES - 1, MAX_NAMES, MAX_NAMES + 1, MAX_NAMES + 7])
-def test_names_beyond_the_most_share_one_and_nothing_of_them_is_lost(
-    found: Status, count: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    [channel] = [each for each in found.channels if each.channel == "things"]
-    more = channel.shards[0], *(replace(each, sequenced=3, unknown=True) for each in channel.shards[1:])
+def test_names_beyond_the_most_share_one_and_nothing_of_them_is_lost(count: int) -> None:
+    more = (replace(SHARD, sequenced=0), replace(CHANNEL.shards[1], staged=0, sequenced=3, unknown=True))
     schedule = RegisteredSchedule("s", "jobs", "1h", "UTC", None, None, 5.0, None, None, "")
     wide = replace(
-        found,
+        STATUS,
         consumers=tuple(make_consumer(f"c{number}", 2) for number in range(count)),
-        channels=tuple(replace(channel, channel=f"c{number}", shards=more) for number in range(count)),
+        channels=tuple(replace(CHANNEL, channel=f"c{number}", shards=more) for number in range(count)),
         schedules=tuple(replace(schedule, name=f"s{number}", late_s=number) for number in range(count)),
     )
     beyond = max(0, count - MAX_NAMES)
@@ -318,21 +455,17 @@ def test_names_beyond_the_most_share_one_and_nothing_of_them_is_lost(
         assert values.get(others) == (of_others if beyond else None)
 
 
-def test_channels_that_nobody_declares_take_no_name_of_those_that_are(found: Status) -> None:
-    [channel] = [each for each in found.channels if each.channel == "things"]
-    made_up = (replace(channel, channel=f"a{number}", kind="unknown") for number in range(MAX_NAMES + 7))
-    wide = replace(found, channels=(*made_up, channel))
+def test_channels_that_nobody_declares_take_no_name_of_those_that_are() -> None:
+    made_up = (replace(CHANNEL, channel=f"a{number}", kind="unknown") for number in range(MAX_NAMES + 7))
+    wide = replace(STATUS, channels=(*made_up, CHANNEL))
 
     assert measured(wide, "sequenced_records_total").keys() == {(OTHER,), ("things",)}
 
 
 @pytest.mark.parametrize("count", [1, MAX_SHARDS - 1, MAX_SHARDS, MAX_SHARDS + 1, 1024])
-def test_shards_beyond_the_most_have_no_series_of_their_own(found: Status, count: int) -> None:
-    [channel] = [each for each in found.channels if each.channel == "things"]
-    shards = tuple(
-        replace(channel.shards[0], shard=number, sequenced=2, damage="it is another's") for number in range(count)
-    )
-    wide = replace(found, consumers=(make_consumer("c", count),), channels=(replace(channel, shards=shards),))
+def test_shards_beyond_the_most_have_no_series_of_their_own(count: int) -> None:
+    shards = tuple(replace(SHARD, shard=number, sequenced=2, damage="it is another's") for number in range(count))
+    wide = replace(STATUS, consumers=(make_consumer("c", count),), channels=(replace(CHANNEL, shards=shards),))
     for name, label in (("consumer_lag_records", ("c", "things")), ("sequenced_records_total", ("things",))):
         split = {(*label, str(number)): 2 for number in range(count)} if count <= MAX_SHARDS else {label: 2 * count}
         assert measured(wide, name, by_shard=True) == split

@@ -348,7 +348,7 @@ class StateCollector(Collector):
         self._sampled: _Sampled | None = None
         self._sampled_at = -inf
         self._is_reading = self._has_warned = False
-        self._repeats = Repeats()
+        self._repeats = Repeats(clock)
         self.readings = 0
 
     def collect(self) -> Iterable[Any]:
