@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -63,7 +64,7 @@ def ask(crowd: None, connection: Connection, pipeline: DjangoPipeline) -> Ask:
     pages = LetterAdmin(Letter, admin.site)
 
     def call(*may: str, query: str = "", letters: list[str] | None = None, one: str | None = None) -> Any:
-        path = f"/admin/penstock/letter/?{query}"
+        path = f"/admin/penstock/letter/{'' if one is None else f'{quote(one)}/change/'}?{query}"
         request: Any = (
             RequestFactory().get(path) if letters is None else RequestFactory().post(path, {"letter": letters})
         )
@@ -96,6 +97,10 @@ def test_the_newest_letters_are_listed_a_page_at_a_time(ask: Ask, set_constants:
     assert [name for page in pages for name in page] == whole
     assert [len(page) for page in pages] == [4, 4, 4, 4, 2]
     assert (whole[:7], whole[7:11]) == (["search index/1 offset 1", "reader rides@eu/0 offset 1", *HALTED], GONE)
+    for page, has_more in ((len(whole), True), (len(whole) + 1, False)):
+        set_constants("django.admin", PAGE=page)
+        assert (ask(VIEW)[1]["more"] is not None) == has_more
+    set_constants("django.admin", PAGE=4)
     assert names(ask(VIEW, query="of=gone")[1]) == GONE
     assert names(ask(VIEW, query="of=")[1]) == whole[:4]
     for wrong in ("failed_at=x", "failed_at=2026-11-27", "failed_at=2026-11-27&consumer=a&channel=b&shard=x&offset=1"):
@@ -111,7 +116,7 @@ def test_permissions_decide_what_is_seen_and_done(ask: Ask, connection: Connecti
             ask(RETRY, PAYLOAD, **refused)
     with pytest.raises(PermissionDenied):
         ask(VIEW, PAYLOAD, letters=GONE)
-    for hostile in ({"query": "of=%00"}, {"letters": ["\0"]}):
+    for hostile in ({"query": "of=%00"}, {"letters": ["\0"]}, {"one": "\0"}):
         with pytest.raises(BadRequest):
             ask(VIEW, RETRY, **hostile)
     for missing in ("nobody orders/0 offset 1", "gone orders/0 offset 9", "gone", "gone x"):

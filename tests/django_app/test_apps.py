@@ -246,7 +246,7 @@ def test_a_command_that_fails_is_an_error_with_its_exit_code(
         Command().handle(arguments=["status"])
         return
     with pytest.raises(CommandError, match="penstock status failed") as failed:
-        Command().handle(arguments=["status"])
+        Command().handle(arguments=["status", "--json"])
     assert failed.value.returncode == code
 
 

@@ -22,6 +22,7 @@ from penstock import Log, Record
 from penstock.consuming import WorkerSetup
 from penstock.consuming.queue.job_transaction import Ending, JobTransaction
 from penstock.consuming.queue.queue_worker import QueueWorker
+from penstock.database.transactions import HANDLER_TIMEOUT_S
 from penstock.django import DjangoPipeline
 from penstock.testing import make_job
 
@@ -100,11 +101,14 @@ def test_a_block_within_a_handler_is_a_savepoint(reader: Reader, db: Any) -> Non
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.usefixtures("twenty_records")
 def test_outside_of_a_handler_its_thread_has_the_connection_of_before(reader: Reader, db: Any, fails: object) -> None:
-    before, inside = db.connections["default"], list[Any]()
+    before, inside, notices = db.connections["default"], list[Any](), set[str]()
 
-    def handler(_: object, records: Sequence[Record]) -> None:
+    def handler(session: Any, records: Sequence[Record]) -> None:
         inside.append(db.connections["default"])
-        write_each(_, records)
+        driver = session.connection().connection.driver_connection
+        driver.add_notice_handler(lambda notice: notices.add(notice.message_primary))
+        session.execute(text("DO $$ BEGIN RAISE NOTICE 'the session''s'; END $$"))
+        write_each(session, records)
         if fails:
             raise ValueError
 
@@ -112,8 +116,12 @@ def test_outside_of_a_handler_its_thread_has_the_connection_of_before(reader: Re
     reader.drain()
 
     assert db.connections["default"] is before
-    assert inside
     assert before not in inside
+    assert notices == {"the session's"}
+    # The session has statements of the same names, and is waited for as long.
+    assert {(e.connection.prepare_threshold, e.connection.longest_silence_s) for e in inside} == {
+        (None, HANDLER_TIMEOUT_S)
+    }
 
 
 def commits(db: Any, record: Record) -> None:
@@ -142,6 +150,12 @@ def hides_an_error_in_a_block(db: Any, record: Record) -> None:
         raise ZeroDivisionError
 
 
+def hides_one_after_a_conflict(db: Any, record: Record) -> None:
+    with suppress(db.OperationalError), db.transaction.atomic(), db.connection.cursor() as cursor:
+        cursor.execute("DO $$ BEGIN RAISE deadlock_detected; END $$")
+    hides_an_error_in_a_block(db, record)
+
+
 @pytest.mark.parametrize(
     ("breaks", "error"),
     [
@@ -151,6 +165,7 @@ def hides_an_error_in_a_block(db: Any, record: Record) -> None:
         (closes, "BrokenTransaction"),
         (hides_an_error, "BrokenTransaction"),
         (hides_an_error_in_a_block, "BrokenTransaction"),
+        (hides_one_after_a_conflict, "BrokenTransaction"),
     ],
 )
 @pytest.mark.usefixtures("twenty_records")
@@ -243,15 +258,15 @@ def test_functions_of_on_commit_run_after_the_commit_and_only_then(reader: Reade
     ]
 
 
-@pytest.mark.parametrize("when", ["before", "on commit"])
+@pytest.mark.parametrize("when", ["before", "on commit", "in its thread"])
 @pytest.mark.usefixtures("twenty_records")
 def test_a_connection_that_is_old_is_closed_after_a_handler_as_after_a_request(
     reader: Reader, db: Any, when: str
 ) -> None:
     opened: list[Any] = []
 
-    def open_one() -> None:
-        opened.append(db.connections["default"])
+    def open_one(alias: str = "default") -> None:
+        opened.append(db.connections[alias])
         opened[-1].ensure_connection()
 
     def handler(_: object, records: Sequence[Record]) -> None:
@@ -259,19 +274,24 @@ def test_a_connection_that_is_old_is_closed_after_a_handler_as_after_a_request(
         if when == "on commit":
             db.transaction.on_commit(open_one)
 
-    reader.declare(handler)
+    async def handler_async(_: object, records: Sequence[Record]) -> None:
+        await write_each_async(_, records)
+        await sync_to_async(open_one)("second")
+
+    reader.declare(handler_async if when == "in its thread" else handler)
     if when == "before":
         open_one()
     reader.drain()
 
     assert {old.connection for old in opened} == {None}
+    assert reader.effects() == ALL
 
 
 @pytest.mark.usefixtures("twenty_records")
 def test_other_databases_are_as_ever(reader: Reader, db: Any) -> None:
     lite = db.connections["lite"]
     with lite.cursor() as cursor:
-        cursor.execute("CREATE TABLE seen (number)")
+        cursor.execute("CREATE TABLE IF NOT EXISTS seen (number)")
 
     def handler(_: object, record: Record) -> None:
         with lite.cursor() as cursor:
@@ -441,11 +461,12 @@ def test_a_job_that_is_done_is_not_done_again_by_the_orm(
     bench: Bench, db: Any, face: str, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 4: the transaction begins with the ORM's first statement, and finds the record finished."""
-    working = DjangoPipeline([JOBS])
+    working, written = DjangoPipeline([JOBS]), list[int]()
 
     def handler(_: object, job: Any) -> None:
         with db.connection.cursor() as cursor:
             cursor.execute("INSERT INTO public.effects (job, attempt) VALUES (%s, 1)", [job.id])
+        written.append(job.id)
 
     async def handler_async(_: object, job: Any) -> None:
         await sync_to_async(handler)(_, job)
@@ -465,7 +486,7 @@ def test_a_job_that_is_done_is_not_done_again_by_the_orm(
     endings = attempt() if face == "sync" else asyncio.run(greenlet_spawn(attempt))
 
     assert endings == [Ending.APPLIED, Ending.REPEATED]
-    assert bench.effects == [number]
+    assert bench.effects == written == [number]
 
 
 def test_a_time_limit_cancels_a_statement_of_the_orm(bench: Bench, db: Any, database_url: str, redis_url: str) -> None:
