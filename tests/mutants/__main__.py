@@ -25,9 +25,9 @@ REPORT = Path(__file__).parent / "report.md"
 AREAS = {
     "sources": (
         "consuming/several operating/reset/source_history",
-        "consuming scenarios/test_several* channels/test_logs*",
+        "consuming scenarios/test_several* channels/test_logs* statements/test_uses*",
     ),
-    "metrics": ("observing observer.py", "observing"),
+    "metrics": ("observing observer.py", "observing consuming/test_contexts*"),
     "django": ("django", "django_app"),
     "verify": ("verifying", "verifying cli/test_verify* operating/test_log_model*"),
     "publisher": (
@@ -46,7 +46,7 @@ AREAS = {
     "spark": ("spark engines/spark", "spark unit reconciling cli/test_*spark*"),
     "retention": (
         "streaming/retention streaming/memory_budgets",
-        "streaming/test_retention* streaming/test_memory* scenarios",
+        "streaming/test_fa* streaming/test_[mru]* streaming/test_shares* staging/test_capture* statements/test_uses*",
     ),
     "resets": (
         "operating/reset operating/replay operating/channels",

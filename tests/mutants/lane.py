@@ -61,12 +61,14 @@ class Lane:
         failed_after = 0
         for mutant in self._mutants:
             outcome, test = self._try(mutant)
-            self.outcomes.append(outcome)
-            show(f"{outcome.result}: {mutant.path}:{mutant.line} {mutant.change} {outcome.details}")
-            if test is not None and self._run(test) and (failure := self._run(test)):
-                show(f"  {test.nodeid} fails without the mutant, too, and is left out from now on: {failure}")
+            while test is not None and self._run(test) and (failure := self._run(test)):
+                show(f"{test.nodeid} fails without the mutant, too, and is left out from now on: {failure}")
                 self._items.pop(test.nodeid, None)
                 failed_after += 1
+                outcome, test = self._try(mutant)  # either the mutant has left something behind, or the test has
+                outcome.result = "caught" if test is not None else "undecided"
+            self.outcomes.append(outcome)
+            show(f"{outcome.result}: {mutant.path}:{mutant.line} {mutant.change} {outcome.details}")
             if failed_after == SPOILED:
                 break
         session._setupstate.teardown_exact(None)

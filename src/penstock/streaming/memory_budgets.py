@@ -62,7 +62,6 @@ class MemoryBudgets:
         self._parts = {
             shard: part
             for channel in channels.values()
-            if channel.redis_memory is not None
             for shard in channel.shard_names
             if (part := channel.memory_part(shard.shard)) is not None
         }
