@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
 from fixtures.jobs import JOBS, Bench
-from penstock import DeadLetter, Job, Unique, cancel, retry, stage
+from penstock import DeadLetter, Job, Pipeline, Queue, Unique, cancel, retry, stage
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.database.store import Store
 from penstock.operating.jobs.browsing import JobFilter, list_jobs
@@ -90,6 +90,7 @@ def test_a_dead_letter_is_staged_again_by_a_worker_if_operator_or_application_as
 
     with sessions() as session:
         assert retry(session, first, second, of=JOBS) == (first,)
+        assert retry(session, first, of=Queue("others"), pipeline=Pipeline([Queue("others")])) == ()
         session.rollback()
     worker.slice(100, lambda: False)
     assert len(bench.letters) == 1

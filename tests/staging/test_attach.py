@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from fixtures.application import Base, Ride, StagedRecords
 from penstock import Ick, Log, Pipeline, mark_dirty, stage
 from penstock.errors import BypassedStaging, DeclarationError
+from penstock.staging.rules import find_attachments
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,28 @@ def test_attaching_twice_stages_once(
         session.commit()
 
     assert len(staged()) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "kept"),
+    [
+        (None, True, True),
+        (None, False, False),
+        (True, False, True),
+        (True, None, True),
+        (False, None, False),
+        (False, True, True),
+    ],
+)
+def test_attaching_again_wakes_the_streamer_more_often_or_as_before(
+    first: object, then: object, kept: object, pipeline: Pipeline
+) -> None:
+    maker = sessionmaker()
+    for nudge in (first, then):
+        pipeline.attach(maker, nudge=nudge)  # type: ignore[arg-type]
+
+    with maker() as session:
+        assert [attachment.nudge for attachment in find_attachments(session)] == [kept]
 
 
 def test_a_class_of_sessions(pipeline: Pipeline, application: Engine, staged: StagedRecords) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, ForeignKey, Integer, String, Table, UniqueConstraint, select, text
+from sqlalchemy import Column, Engine, ForeignKey, Index, Integer, String, Table, UniqueConstraint, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, sessionmaker, synonym
 
 from fixtures.application import StagedRecords, template_with
@@ -72,6 +72,10 @@ class Booth(Base):
     """Several have the key of a rule; the rest of the primary key tells them apart."""
 
     __tablename__ = "booths"
+    __table_args__ = (
+        Index("booths_by_name", "name"),
+        Index("booths_named_once", "name", unique=True, postgresql_where=text("name = 'once'")),
+    )
 
     region: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
@@ -76,7 +76,7 @@ def test_what_only_queues_have_stands_under_one_reserved_header(
             key=9,
             due=DUE,
             delay=None,
-            deadline=DUE + timedelta(days=1),
+            deadline=(DUE + timedelta(days=1)).astimezone(timezone(timedelta(hours=2))),
             unique=unique,
             **JOB,
         )

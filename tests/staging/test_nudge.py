@@ -55,13 +55,15 @@ def test_a_commit_that_staged_records_nudges_once(
 
 
 def test_a_commit_that_staged_nothing_does_not_nudge(
-    nudging: sessionmaker[Session], listener: psycopg.Connection
+    nudging: sessionmaker[Session], application: Engine, listener: psycopg.Connection
 ) -> None:
-    with nudging() as session:
-        session.add(Ride(id=1))
-        session.flush()
-        session.rollback()
-        session.commit()
+    with application.connect() as connection:
+        for bind in (application, connection):
+            with nudging(bind=bind) as session:
+                session.add(Ride(id=1))
+                session.flush()
+                session.rollback()
+                session.commit()
 
     assert heard(listener) == []
 

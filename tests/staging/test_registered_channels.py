@@ -109,24 +109,25 @@ def by_asyncpg(_sessions: Sessions, url: str) -> None:
 def test_what_is_known_of_a_channel_is_known_of_one_schema_of_one_database(
     driver: str, elsewhere: str, rides: Log, database_url: str, make_database: MakeDatabase
 ) -> None:
-    """Where it is registered otherwise, the same declaration is refused."""
+    """Where it is registered otherwise, the same declaration is refused; and where it was taken, another one is."""
     other_url = make_database() if elsewhere == "database" else database_url
     scope = replace(DEFAULT_SCOPE, schema="shop") if elsewhere == "schema" else DEFAULT_SCOPE
     initialise(other_url, scope.schema)
     engine = create_engine(engine_url(database_url))
 
-    def stage_in(url: str, schema: str) -> None:
+    def stage_in(url: str, schema: str, channel: Log = EIGHT) -> None:
         opened: Any = engine.begin() if driver == "sqlalchemy" else psycopg.connect(url)
         with opened as connection:
-            stage(connection, to=EIGHT, **RECORD, pipeline=Pipeline([EIGHT], schema=schema))
+            stage(connection, to=channel, **RECORD, pipeline=Pipeline([channel], schema=schema))
 
     with psycopg.connect(database_url) as here, psycopg.connect(other_url) as there:
         register_channel(Store(here), EIGHT)
         register_channel(Store(there, scope), rides)
     try:
         stage_in(database_url, DEFAULT_SCOPE.schema)
-        with pytest.raises(ChannelMismatch, match=RESHARD):
-            stage_in(other_url, scope.schema)
+        for elsewhere_or_otherwise in ((other_url, scope.schema), (database_url, DEFAULT_SCOPE.schema, rides)):
+            with pytest.raises(ChannelMismatch):
+                stage_in(*elsewhere_or_otherwise)
     finally:
         engine.dispose()
 

@@ -2,6 +2,7 @@
 
 import enum
 import ipaddress
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -62,6 +63,19 @@ class ListType(sa.TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: Any) -> Any:  # noqa: ARG002
         return None if value is None else [Choice(each) for each in value]
+
+
+class JsonText(sa.TypeDecorator[Any]):
+    """JSON in a column of text."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Any) -> Any:  # noqa: ARG002
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: Any, dialect: Any) -> Any:  # noqa: ARG002
+        return None if value is None else json.loads(value)
 
 
 AT, LATER = datetime(2026, 1, 2, 3, 4, 5, 60000), datetime(2026, 2, 3)  # noqa: DTZ001
@@ -132,15 +146,17 @@ TYPES: dict[str, tuple[Any, Any, Any]] = {
     "TSVECTOR": (pg.TSVECTOR(), "'a' 'b'", "'c':1"),
     "a choice": (ChoiceType(), "a", Choice("b")),
     "choices as JSON": (ListType(), [Choice("a")], [Choice("b"), Choice("c")]),
+    "JSON as text": (JsonText(), {"a": 1}, [2]),
     "nothing": (pg.INET(), None, None),
 }
 
 
 OWN_ENCODINGS: dict[str, list[Any]] = {
+    "JSON as text": [{"a": 1}, [2]],
     "OID": [1, 2**32 - 1],
     "TIME with time zone": ["01:02:00.000000+00:00", "03:04:05.000000+00:00"],
 }
-"""Where Postgres writes text of its own: an int is a number, and a time is ISO 8601."""
+"""Where Postgres writes text of its own: an int is a number, a time is ISO 8601, and JSON stays JSON."""
 
 
 @pytest.fixture(params=TYPES)

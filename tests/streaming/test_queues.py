@@ -364,6 +364,7 @@ def test_limits_that_the_application_sets_come_before_declared_ones_and_outlive_
     with sessions.begin() as session:
         limit(session, TenantLimits(in_flight=4), of=jobs, tenant="a")
         limit(session, KeyLimits(in_flight=3), of=jobs, key="k")
+        limit(session, KeyLimits(in_flight=9), of=jobs, key="a")
     with sessions() as session:
         limit(session, TenantLimits(is_paused=True), of=jobs, tenant="")  # rolled back
     with Streamer(flow, database_url, redis_url) as streamer:
@@ -373,6 +374,7 @@ def test_limits_that_the_application_sets_come_before_declared_ones_and_outlive_
             assert hold(worker) == {"a": 3, "b": 1}
         limit(connection, None, of=declared, tenant="a", pipeline=flow)
         limit(connection, None, of=declared, key="k", pipeline=flow)
+    assert connection.execute("SELECT kind, name FROM penstock.queue_limits").fetchall() == [("key", "a")]
     with Streamer(flow, database_url, redis_url) as streamer:
         settle_down(streamer)
         assert hold(worker) == {"a": 2, "b": 1}
