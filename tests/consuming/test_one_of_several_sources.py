@@ -14,6 +14,7 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
+from structlog.testing import capture_logs
 
 from fixtures.application import Ride
 from fixtures.command_line import CommandLine, load_settings
@@ -136,7 +137,9 @@ def test_records_in_redis_are_applied_while_their_source_is_away(regions: Region
 
     before = keys("before ", 5)
     after = sorted(before + keys("after ", 5))
-    assert [apply_of_epoch(epoch) for epoch in (None, 2, 1)] == [before, before, after]
+    with capture_logs() as logs:
+        assert [apply_of_epoch(epoch) for epoch in (None, 2, 1)] == [before, before, after]
+    assert any("refused" in line["reason"] for line in logs if line["event"] == "source unavailable")
 
 
 def test_a_shard_whose_records_redis_has_lost_waits_for_its_source_alone(

@@ -25,7 +25,7 @@ REPORT = Path(__file__).parent / "report.md"
 AREAS = {
     "sources": (
         "consuming/several operating/reset/source_history",
-        "consuming scenarios/test_several* channels/test_logs* statements/test_uses*",
+        "consuming/test_*source* scenarios/test_several* channels/test_logs* statements/test_uses*",
     ),
     "metrics": ("observing observer.py", "observing consuming/test_contexts*"),
     "django": ("django", "django_app"),
@@ -53,7 +53,10 @@ AREAS = {
         "operating/test_re* operating/test_ch* operating/test_new* operating/test_off* operating/test_same* scenarios/test_resh*",
     ),
     "consuming": ("consuming", "consuming unit faults observing/test_events*"),
-    "staging": ("staging schema/capture", "staging unit"),
+    "staging": (
+        "staging schema/capture",
+        "staging unit jobs/test_cancel* jobs/test_n* jobs/test_g* jobs/test_results* statements/test_uses*",
+    ),
     "ick": ("lua/ick channels/ick", "channels/ick consuming/test_members* operating/test_ick*"),
     "console": ("console", "console"),
     "jobs": (

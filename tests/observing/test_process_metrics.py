@@ -130,6 +130,7 @@ def test_a_bucket_has_the_trace_of_its_last_value_in_the_format_that_can_show_it
         request.add_header("Accept", OPENMETRICS)
         with urlopen(request) as answer:
             kind, text = answer.headers["Content-Type"], answer.read().decode()
+            assert int(answer.headers["Content-Length"]) == len(text.encode())
 
     parse: Any = parse_openmetrics
     found = {

@@ -143,6 +143,21 @@ def test_a_shard_whose_log_cannot_be_used_is_left_as_it_is_and_retained_once_it_
     assert rows_left(connection, things) == [1, 1, 1, 1]
 
 
+def test_retention_ends_with_old_ticks_and_notes_on_records_that_are_gone(
+    start: Start, connection: Connection, things: Log, set_constants: SetConstants
+) -> None:
+    set_constants("streaming.retention", TICKS_KEPT=1)
+    streamer = start("1/1")
+    for number in range(3):
+        stage_rows(connection, things, 1, f"{number} ")
+        streamer.drain()
+    connection.execute("INSERT INTO penstock.isolated_records VALUES (99, DEFAULT, '3', 'things', 0, 'why')")
+    retain_now(streamer)
+
+    counts = "SELECT (SELECT count(*) FROM penstock.ticks), (SELECT count(*) FROM penstock.isolated_records)"
+    assert connection.execute(counts.encode()).fetchall() == [(2, 0)]
+
+
 @pytest.mark.parametrize(("results", "left"), [(4999, 1), (5000, 0), (5001, 0)])
 def test_old_results_are_removed_in_short_transactions_one_after_the_other(
     results: int, left: int, start: Start, connection: Connection, things: Log

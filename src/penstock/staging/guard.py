@@ -130,7 +130,6 @@ def unwatch(session: Session) -> None:
         watched = _watched.get(connection)
         if watched is not None:
             watched.sessions.pop(session, None)
-            watched.passed.clear()
             if not watched.sessions:
                 _watched.pop(connection, None)
 
