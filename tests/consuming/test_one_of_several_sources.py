@@ -600,7 +600,7 @@ def test_a_right_that_goes_missing_at_a_source_is_waited_for_there_alone(
         administrator.execute(b"CREATE ROLE a_waiting_reader LOGIN IN ROLE penstock_consumer")
         url = regions.eu.url.replace("postgres@", "a_waiting_reader@")
         worker = regions.worker({**regions.urls, "eu": url})
-        with worker, running(worker.run):
+        with capture_logs() as logs, worker, running(worker.run):
             eventually(lambda: len(regions.effects("eu")) == len(regions.effects("us")) == 5, "it has worked")
             administrator.execute(b"REVOKE SELECT ON penstock.journal FROM penstock_consumer")
             for source in (regions.eu, regions.us):
@@ -609,6 +609,8 @@ def test_a_right_that_goes_missing_at_a_source_is_waited_for_there_alone(
             for shard in regions.eu.channel.shard_names:
                 redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=0)
             eventually(lambda: len(regions.effects("us")) == 11, "the other source goes on")
+            told = {"event": "source unavailable", "source": "eu"}
+            eventually(lambda: any(told.items() <= line.items() for line in logs), "the log tells which")
             administrator.execute(b"GRANT SELECT ON penstock.journal TO penstock_consumer")
             eventually(lambda: len(regions.effects("eu")) == 11, "it goes on")
         administrator.execute(b"DROP ROLE a_waiting_reader")

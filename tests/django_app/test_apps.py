@@ -262,4 +262,4 @@ def test_without_a_pipeline_no_command_is_run(
     with override_settings(PENSTOCK={}), pytest.raises(SystemExit) as ended:
         Command().run_from_argv(["manage.py", "penstock", "status"])
     assert ended.value.code == DeclarationError.exit_code
-    assert "which pipeline" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[1:] == ["docs: errors#declarationerror"]

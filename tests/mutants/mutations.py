@@ -170,6 +170,8 @@ def _omissions(path: str, text: str) -> Iterator[Mutant]:
                     yield mutant(node, "drop a condition", f"({kept})")
             case ast.Expr(value=ast.Call(func=function)) if not _is_log(function):
                 yield mutant(node, "drop a call", "pass")
+            case ast.Delete(targets=[ast.Name(), *_]):  # of what a function is given and does not use
+                continue
             case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) | ast.AugAssign() | ast.Delete():
                 if id(node) in in_init:  # anything would fail without it
                     continue

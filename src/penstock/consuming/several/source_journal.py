@@ -108,9 +108,6 @@ class SourceJournal:
             }
             diverged = self._link.report(self._client, running)
             self._repeats.end("source")
-        except ServerUnavailable as error:
-            self.warn_away(error)
-            raise
         except (PenstockError, *CONFLICTS) as error:
             self.warn_away(error)
             raise ServerUnavailable(str(error)) from error
