@@ -148,6 +148,25 @@ def test_tables_are_made_and_dropped_in_the_pipelines_database_alone(
     assert count() == (True, 0)
 
 
+@pytest.mark.usefixtures("db")
+def test_the_app_takes_part_in_checks_connections_and_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.apps import apps  # noqa: PLC0415  after the settings
+    from django.core.checks.registry import registry  # noqa: PLC0415  the same
+    from django.db.backends.signals import connection_created  # noqa: PLC0415  the same
+    from django.db.models.signals import post_migrate  # noqa: PLC0415  the same
+
+    from penstock.django.apps import allow_flush, check_pipeline, upgrade_after_migrate  # noqa: PLC0415  the same
+
+    monkeypatch.setattr(registry, "registered_checks", set())
+    for signal in (connection_created, post_migrate):
+        monkeypatch.setattr(signal, "receivers", [])
+    apps.get_app_config("penstock").ready()
+
+    assert registry.registered_checks == {check_pipeline}
+    listening = [signal.receivers[0][1]() for signal in (connection_created, post_migrate)]
+    assert listening == [allow_flush, upgrade_after_migrate]
+
+
 def test_flush_empties_tables_that_are_captured_by_trigger(db: Any, pipeline: DjangoPipeline) -> None:
     """As every TransactionTestCase ends."""
     from penstock.django.apps import allow_flush  # noqa: PLC0415  after the settings
