@@ -11,7 +11,7 @@ from fixtures.clients import RedisClient
 from fixtures.queues import Probe
 from penstock.channels.queue.inspection import check_queues, oldest_messages
 from penstock.channels.queue.shard import Company
-from penstock.channels.queue.stats import sum_stats
+from penstock.channels.queue.stats import explanation, sum_stats
 from penstock.channels.scripts import script
 from penstock.declaring.unique import KeyLimits, Unique
 from penstock.records import Shard, ShardName
@@ -609,3 +609,5 @@ def test_a_lease_that_has_ended_is_explained_as_one(probe: Probe, passed_s: floa
     probe.pass_time(passed_s)
 
     assert probe.explain(leased.id).text == text.format(token=leased.token)
+    facts = {"state": "leased", "attempts": "1", "holder": "mails@web-1:7/4-0123456789ab/0/12", "lease": "7000"}
+    assert explanation("1", facts).text == "is leased for another 7 s by mails@web-1:7, attempt 1"

@@ -1,5 +1,6 @@
 """Numbers of a queue: messages by state, and their dwell times."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,9 @@ class Explanation:
 
 _TIMES = ("age", "lease", "due", "blocked_for")
 
+_TOKEN_END = re.compile(r"((/[0-9]+)?-[0-9a-f]{12})?/[0-9]+/[0-9]+$")
+"""What follows a reader's name in the token of a lease: its slots, and what makes it unique."""
+
 
 def explanation(id_: str, reply: Mapping[str, str]) -> Explanation:
     """Returns the reply of ``explain.lua``, for people."""
@@ -101,18 +105,19 @@ def explanation(id_: str, reply: Mapping[str, str]) -> Explanation:
 
 
 def _sentence(facts: Mapping[str, str]) -> str:
+    holder = _TOKEN_END.sub("", facts.get("holder", ""))
     match facts["state"]:
         case "waiting":
             return f"waits: {_reason(facts)}"
         case "leased" if (lease_s := float(facts["lease"])) <= 0:
             return (
-                f"was leased by {facts['holder']}, attempt {facts['attempts']}, until "
+                f"was leased by {holder}, attempt {facts['attempts']}, until "
                 f"{format_seconds(abs(lease_s))} ago: the next reader that asks gets it"
             )
         case "leased":
             return (
-                f"is leased for another {facts['lease']} s by {facts['holder']}, attempt "
-                f"{facts['attempts']}"
+                f"is leased for another {format_seconds(float(facts['lease']))} by {holder}, "
+                f"attempt {facts['attempts']}"
             )
         case "delayed":
             return (
