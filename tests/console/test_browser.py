@@ -14,6 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from console.conftest import THINGS
+from console.test_console_jobs import STAGE_JOBS
 from console.test_console_matrix import EXAMPLES, LETTER
 from console.test_console_matrix import PATHS as SHOWN
 from fixtures.command_line import CommandLine
@@ -314,6 +315,28 @@ def test_a_letter_is_retried_by_its_plan_and_not_by_one_that_has_changed(
 
     assert (before, connection.execute(requested).fetchall()) == ([(False,)], [(True,)])
     assert "retry requested" in read(driver, "main")
+
+
+def test_of_ten_thousand_jobs_those_of_a_tenant_are_chosen_and_cancelled_by_their_plan(
+    driver: Any, address: str, connection: Connection
+) -> None:
+    connection.execute(STAGE_JOBS.encode())
+    driver.get(address + "/jobs?queue=jobs")
+    driver.find_element("name", "tenant").send_keys("few", webdriver.Keys.ENTER)
+    eventually(lambda: "tenant=few" in driver.current_url, "the jobs of the tenant")
+    boxes = driver.find_elements("css selector", "td input[name=id]")
+    chosen = [box.get_attribute("value") for box in boxes[1:3]]
+    for box in boxes[1:3]:
+        box.click()
+    driver.find_element("css selector", "button.danger").click()
+    eventually(lambda: "/act/cancel" in driver.current_url, "the plan")
+    assert len(boxes) == 50
+    assert "2 jobs now." in read(driver, "main")
+    driver.find_element("name", "confirm").send_keys("jobs", webdriver.Keys.ENTER)
+    eventually(lambda: driver.current_url == f"{address}/jobs?queue=jobs", "the list")
+
+    cancelled = connection.execute("SELECT record_id::text FROM penstock.cancellations ORDER BY record_id").fetchall()
+    assert cancelled == [(id_,) for id_ in chosen]
 
 
 RELEASES = """
