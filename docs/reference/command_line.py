@@ -35,7 +35,7 @@ EXPLAINED = {get_args(each)[1].help for each in (Json, Apply)}
 
 EXAMPLE = re.compile(
     r"(?P<bracket> \()?(?:: |, such as )?(?:"
-    r"(?:ISO 8601|2026-11-23T14:05\+01:00, UTC without a zone), or 2h for two hours ago"
+    r"(?:ISO 8601|2026-11-23T14:05\+01:00, in UTC if it has no zone), or 2h for two hours ago"
     r"|'?rides(?:@eu)?/2 offset 4118'?)(?(bracket)\))"
 )
 """Times and places, which the beginning of the page explains."""

@@ -101,16 +101,16 @@ class Settings:
     Attributes:
         app: The application's pipeline, as module:attribute. Python also searches the working
             directory.
-        database_url: The primary Postgres: postgresql://user:password@host/database. Without this
-            and redis_url, a command at a terminal or with data_directory uses an embedded Postgres
-            and Valkey.
+        database_url: The primary Postgres: postgresql://user:password@host/database. If neither
+            this nor redis_url is set, commands use an embedded Postgres and Valkey, but only at a
+            terminal or with data_directory.
         redis_url: The log's Redis or Valkey: redis://, redis+cluster://, redis+sentinel:// (rediss…
             for TLS) or unix://.
         sources: For a consumer of several sources: the Postgres of each source, by its name. In the
             environment a JSON object, or PENSTOCK_SOURCES__EU=postgresql://… for one source; in
             pyproject.toml a table.
-        data_directory: Directory of the embedded servers; at a terminal and in the demo, by default
-            .penstock.
+        data_directory: Directory of the embedded servers (default at a terminal and in the demo:
+            .penstock).
         engine: Execution engine: spark, inline (one Python process) or, only in the demo, stealing
             (requests do the work). With auto, penstock run uses Spark if it is installed. Other
             commands use Spark only for DataFrames, Parquet, --master or --conf.
@@ -118,9 +118,8 @@ class Settings:
         prepare: Use prepared statements, unless Penstock detects a pooler.
         share: Share of the shards that this streamer publishes, by default all. 1/2 is the first of
             two shares; the streamer of the first share also sequences.
-        listen: Address on which this process serves /livez, /readyz and, with the extra prometheus,
-            /metrics (its own; penstock metrics, the pipeline's) over HTTP. A port alone means only
-            this machine.
+        listen: HTTP address of /livez, /readyz and, with the extra prometheus, /metrics of this
+            process (penstock metrics: of the whole pipeline). A port alone means only this machine.
         concurrency: Jobs that each worker of a queue does at the same time; by default, the
             worker's declared number.
         master: Spark's master URL; by default local, with as many threads as needed.

@@ -35,8 +35,8 @@ def test_the_command_tells_what_is_in_doubt_and_what_to_do(
     first = data["in_doubt"][0]
     assert f"things/0: {first['first']} to {first['last']}; the journal ends at {first['journal']}" in plan.stdout
     assert f"penstock tail things --shard 0 --from {first['first']} --json" in plan.stdout
-    assert "reader at 0: restored with its effects, and has applied none of these" in plan.stdout
-    assert "read again from there" in plan.stdout
+    assert "consumer reader at 0: was restored with its effects; it has applied none of these" in plan.stdout
+    assert "since the first one, and read them again" in plan.stdout
     assert f"their entries are kept in {first['kept_as']}" in done.stdout
     assert penstock("stream", "--drain", **here).returncode == 0
     assert penstock("consume", "reader", "--drain", **here).returncode == 0

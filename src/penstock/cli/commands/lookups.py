@@ -79,11 +79,11 @@ def tail(
     Args:
         channel: Name of the channel.
         start: Begin at this offset of each shard, or at a place: 'rides/2 offset 4118'.
-        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, UTC without a
-            zone, or 2h for two hours ago.
+        since: Only records staged at this time or later: 2026-11-23T14:05+01:00, in UTC if it
+            has no zone, or 2h for two hours ago.
         key: Only records of this key.
         follow: Wait for new records until interrupted.
-        count: Maximum number of records, members or messages; by default 10 (of a log the
+        count: Maximum number of records, members or messages; by default 10 (a log's
             newest), or all with --from or --since.
     """
     stop = Stop()

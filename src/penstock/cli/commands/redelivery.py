@@ -122,8 +122,8 @@ def retry(
     Args:
         parked: With a place: also retry the records parked behind it. Without a place: retry all
             parked records.
-        superseded: Also retry letters although a later record of their key was applied. Their
-            effects then come last. Without a place: retry all superseded letters.
+        superseded: Also retry letters superseded by a later record of their key; the old effects
+            then come last. Without a place: retry all superseded letters.
         plan: Only show which letters would be retried.
     """
     pipeline = require_pipeline(settings)
@@ -178,7 +178,7 @@ def drop(
         bool,
         typer.Option(
             "--superseded",
-            help="Drop all superseded letters. A later record of their key was applied.",
+            help="Drop all letters superseded by a later applied record of their key.",
         ),
     ] = False,
     apply: Apply = False,

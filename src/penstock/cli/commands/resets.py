@@ -54,8 +54,8 @@ def checkpoint(
     Args:
         consumer: Name of the consumer.
         to: Last offset or place (rides/2 offset 4118) that counts as applied, or earliest, latest,
-            or a time (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago). Records
-            staged at that time or later are applied again.
+            or a time (2026-11-23T14:05+01:00, in UTC if it has no zone, or 2h for two hours ago).
+            Records staged at that time or later are applied again.
         resume: Resume halted shards.
     """
     if to is None and not resume:
@@ -147,9 +147,9 @@ def source(
     Args:
         consumer: Name of the consumer.
         name: Name of the source.
-        to: If the source's journal does not show the last record that both histories have: its
-            place (rides@eu/2 offset 4118). Or a place after the checkpoint, to skip the records up
-            to there.
+        to: Place of the last record that both histories have, if the source's journal does not
+            show it (rides@eu/2 offset 4118); or a place after the checkpoint, to skip the records
+            up to this place.
     """
     urls = settings.source_urls
     if name not in urls:
@@ -279,8 +279,8 @@ def _format_doubt(plan: EpochPlan) -> Iterator[str]:
     if plan.in_doubt:
         yield (
             f"    epoch {plan.new_epoch} gives these offsets to other records. A reader outside of "
-            "this Postgres that has passed the first of them must undo what it did from there on, "
-            "and read again from there"
+            "this Postgres that has read any of these offsets must undo what it did since the "
+            "first one, and read them again"
         )
 
 
@@ -305,7 +305,7 @@ def _format_shard_in_doubt(doubt: OffsetsInDoubt, *, is_applied: bool) -> Iterat
         )
     for consumer in doubt.consumers:
         yield (
-            f"        {consumer.consumer} at {consumer.offset}: "
+            f"        consumer {consumer.consumer} at {consumer.offset}: "
             f"{_format_applied(consumer, doubt.shard)}"
         )
 
@@ -316,7 +316,7 @@ def _format_applied(consumer: ConsumerInDoubt, shard: str) -> str:
     if consumer.applied:
         compare = "" if consumer.kind == "replay" else f" (penstock reconcile {consumer.consumer})"
         return f"may have applied {consumer.applied} of them: compare its tables{compare}"
-    return "restored with its effects, and has applied none of these records"
+    return "was restored with its effects; it has applied none of these records"
 
 
 def _format_elsewhere(consumer: str, shard: str) -> str:
@@ -354,8 +354,8 @@ def replay(
         target: Target log, queue or Ick. A record's key becomes the tenant in a queue, and the
             member in an Ick.
         start: First offset of each shard, first place, or earliest staging time
-            (2026-11-23T14:05+01:00, UTC without a zone, or 2h for two hours ago). By default, begin
-            with the oldest record.
+            (2026-11-23T14:05+01:00, in UTC if it has no zone, or 2h for two hours ago). By default,
+            begin with the oldest record.
         until: Last offset, last place, or a time before which the records were staged. By default,
             end with the newest record at the time when the replay begins.
         key: Only records of this key.

@@ -44,7 +44,7 @@ def demo(
 
     Args:
         seconds: Minimum time of traffic.
-        reconcile: Also seed wrong rows and repair them, and start a consumer from the tables.
+        reconcile: Also seed and repair wrong rows, and fill a new consumer from the tables.
         console: Also show the run in a browser, and print the link. At a terminal, the console
             stays open at the end.
     """
