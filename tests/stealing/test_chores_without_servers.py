@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from threading import Event
 from time import monotonic
 
 import pytest
@@ -183,11 +184,12 @@ def test_a_server_that_is_away_is_counted_as_aborted_and_the_caller_never_waits(
     chores: Chores, books: Connection, redis_proxy: Proxy
 ) -> None:
     stage(books)
-    recruiter = Recruiter()
-    recruiter.install(chores.stream(), "stream", 1.0)
+    recruiter, stream, begins = Recruiter(), chores.stream(), Event()
+    recruiter.install(lambda: begins.wait(60) and stream(), "stream", 1.0)
     redis_proxy.hold_back()
 
     taken = [recruiter.enlist() for _ in range(10)]
+    begins.set()
 
     assert taken == [True, *[False] * 9], "the first one still waits"
     eventually(lambda: recruiter.counters()["stream"].aborted == 1, "it gives up", timeout_s=90)

@@ -111,6 +111,28 @@ def test_a_draw_while_the_thread_is_busy_is_dismissed(recruiter: Recruiter) -> N
     assert recruiter.counters()["job"].recruited == 4
 
 
+def test_a_draw_before_the_thread_begins_the_job_that_it_has_taken_is_dismissed(
+    recruiter: Recruiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, begins = threading.Event(), threading.Event()
+
+    class Inbox(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002  as the queue's
+            job = super().get(block, timeout)
+            taken.set()
+            begins.wait(60)
+            return job
+
+    monkeypatch.setattr(queue, "SimpleQueue", Inbox)
+    recruiter.install(lambda: None, "job", 1.0)
+    assert recruiter.enlist()
+    assert taken.wait(60)
+
+    assert [recruiter.enlist() for _ in range(3)] == [False] * 3
+    begins.set()
+    eventually(lambda: recruiter.counters()["job"].finished == 1, "the first run ends")
+
+
 @pytest.mark.slow
 def test_enlisting_in_a_signal_handler_waits_for_nothing(run_program: RunProgram) -> None:
     """A lock that enlist held when the signal came would never be released."""

@@ -150,6 +150,8 @@ class JobThread:
         self._thread: Thread | None = None
         self._pid = os.getpid()
         self._ends = self._is_stopped = False
+        # from the offer to the end of the job: in between, it is neither in the inbox nor running
+        self._is_busy = False
         self.running: Run | None = None
 
     def offer(self, assignment: Assignment) -> bool:
@@ -157,14 +159,11 @@ class JobThread:
 
         Raises ``RuntimeError`` if the thread cannot be started.
         """
-        if (
-            self._ends
-            or self.running is not None
-            or not (self._inbox is None or self._inbox.empty())
-        ):
+        if self._ends or self._is_busy or not (self._inbox is None or self._inbox.empty()):
             return False
         if self._thread is None and not self._start():
             return False
+        self._is_busy = True
         self._put(assignment)
         return True
 
@@ -248,6 +247,7 @@ class JobThread:
             assignment.counters.settle(outcome, running.seconds)
             self._report(assignment)
         self.running = None
+        self._is_busy = False
 
     def _attempt(self, running: Run) -> Outcome:
         """Runs a job in its own context: it sees nothing that another job or a request has set."""
