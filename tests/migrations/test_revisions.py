@@ -11,10 +11,9 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from fixtures.command_line import CommandLine
-from fixtures.flow import stage_rows
-from penstock import Ick, Log, Pipeline
+from penstock import Ick, Log, Pipeline, Staging, stage_many
 from penstock.consuming import make_worker
-from penstock.database.connections import Connection, connect_postgres
+from penstock.database.connections import Connection
 from penstock.database.executor import StatementResult
 from penstock.database.store import Store
 from penstock.embedded import EmbeddedPostgres
@@ -198,8 +197,9 @@ def test_the_oldest_revision_is_enough_for_every_part(postgres: EmbeddedPostgres
     url = postgres.create_database("oldest")
     try:
         initialise(url, revision=OLDEST)
-        with connect_postgres(url, application="test") as connection:
-            stage_rows(connection, things, 10)
+        with psycopg.connect(url) as connection:
+            records = [Staging(key=number, action="insert", object="thing", data=None) for number in range(10)]
+            stage_many(connection, records, to=things, pipeline=pipeline)
         assert drained(pipeline, url, redis_url) == {"reader": 10}
     finally:
         postgres.drop_database("oldest")

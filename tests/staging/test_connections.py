@@ -224,9 +224,14 @@ def test_a_refusal_by_postgres_is_one_typed_error_without_the_payload(
         raise Abandoned
 
 
-@pytest.mark.parametrize("error", [psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement])
-def test_a_statement_that_a_pooler_has_elsewhere_is_refused_with_the_setting(error: type[psycopg.Error]) -> None:
-    assert 'connect_args={"prepare_threshold": None}' in str(make_refusal(error()))
+POOLED, OLDER = 'connect_args={"prepare_threshold": None}', "upgrade Penstock's tables: penstock init"
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"), [("26000", POOLED), ("42P05", POOLED), ("42P01", OLDER), ("42703", OLDER), ("42883", OLDER)]
+)
+def test_what_a_pooler_or_older_tables_refuse_is_refused_with_its_remedy(state: str, remedy: str) -> None:
+    assert remedy in str(make_refusal(psycopg.errors.lookup(state)()))
 
 
 def test_psycopg_in_autocommit_mode_is_refused(application: Engine, database_url: str, staged: StagedRecords) -> None:

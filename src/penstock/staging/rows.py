@@ -163,13 +163,17 @@ _POOLED = (
     'connect_args={"prepare_threshold": None}'
 )
 
+_TABLES = "create or upgrade Penstock's tables: penstock init"
+
 _HINTS = {
     "26000": _POOLED,
     "42P05": _POOLED,
     "23505": "another group has this name, which is free once its queue's keep has passed since "
     "its end: choose another name",
-    "42P01": "create Penstock's tables: penstock init",
-    "3F000": "create Penstock's tables: penstock init",
+    "42P01": _TABLES,
+    "42703": _TABLES,
+    "42883": _TABLES,
+    "3F000": _TABLES,
     "42501": "the role is not a producer: GRANT penstock_producer TO it; see penstock init --roles",
 }
 
