@@ -609,8 +609,8 @@ def test_a_right_that_goes_missing_at_a_source_is_waited_for_there_alone(
             for shard in regions.eu.channel.shard_names:
                 redis_client.xtrim(log_keys("penstock", shard).stream, maxlen=0)
             eventually(lambda: len(regions.effects("us")) == 11, "the other source goes on")
-            told = {"event": "source unavailable", "source": "eu"}
-            eventually(lambda: any(told.items() <= line.items() for line in logs), "the log tells which")
+            fields = {"event": "source unavailable", "source": "eu"}
+            eventually(lambda: any(fields.items() <= line.items() for line in logs), "the log tells which")
             administrator.execute(b"GRANT SELECT ON penstock.journal TO penstock_consumer")
             eventually(lambda: len(regions.effects("eu")) == 11, "it goes on")
         administrator.execute(b"DROP ROLE a_waiting_reader")
