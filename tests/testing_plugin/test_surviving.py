@@ -20,6 +20,7 @@ from fixtures.constants import SetConstants
 from fixtures.crash_points import CRASH_POINTS
 from fixtures.flow import stage_rows
 from penstock import Ick, Job, Log, Pipeline, Queue, Record, mark_dirty
+from penstock.consuming import Worker
 from penstock.crash_points import crashpoint, install_crashpoint, install_repeats, is_repeated
 from penstock.database.connections import Connection
 from penstock.testing import make_job, survives, surviving
@@ -381,20 +382,25 @@ def test_each_job_fails_once_unless_it_has_one_attempt() -> None:
     assert (effects, failed) == ([1, 2, 1, 2], [1, 2])
 
 
-def test_records_come_one_by_one_until_none_is_left() -> None:
-    worker = MagicMock()
+def test_records_come_one_by_one_until_none_is_left_or_before_redis_is_emptied(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    worker = MagicMock(spec=Worker)
+    trial: Any = SimpleNamespace(worker=lambda _: worker, pipeline=Pipeline([THINGS]), redis_url=redis_url)
     worker.slice.side_effect = [SimpleNamespace(done=number) for number in (2, 1, 0)]
-    SINGLY.run(SimpleNamespace(worker=lambda _: worker), MagicMock())  # type: ignore[arg-type]
-
+    SINGLY.run(trial, MagicMock())
     assert [call.args[0] for call in worker.slice.call_args_list] == [1, 1, 1]
+
+    worker.slice.side_effect = lambda count, _: redis_client.set("penstock:key", count)
+    EMPTIED.run(trial, MagicMock())
+    assert (worker.slice.call_args.args[0], redis_client.keys("penstock:*")) == (1, [])
 
 
 def test_the_first_batches_are_delivered_twice() -> None:
-    def work() -> None:
-        times = [is_repeated("members.after_delivery") for _ in range(surviving.REPEATS + 1)]
-        assert times == [True] * surviving.REPEATS + [False]
+    times: list[bool] = []
+    suffer(AGAIN, lambda: times.extend(is_repeated("members.after_delivery") for _ in range(surviving.REPEATS + 1)))
 
-    suffer(AGAIN, work)
+    assert times == [True] * surviving.REPEATS + [False]
 
 
 ONE = Table(("id", "n"), Counter({("1", "a"): 1, ("2", "b"): 2}))

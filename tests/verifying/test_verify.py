@@ -367,6 +367,10 @@ def test_records_removed_before_a_consumer_passed_them_are_missing(
         assert found == [expected] * bool(lost)
 
     end = journal_end(consumed)
+    consumed.execute(
+        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
+        "VALUES ('others', 0, 1, 1, '{1}', 1)"
+    )
     span = VerificationRange(ShardName("things", Shard(0)), 0, end, end)
     examined = InlineExaminer(Store(consumed), redis_url).examine([span])
     assert (examined.records, examined.findings) == (end - begins + 1, [])
