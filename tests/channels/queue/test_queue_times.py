@@ -171,6 +171,14 @@ def window_within_that_of_one_that_was_deleted(probe: Probe) -> Ending:
     return 2_500, lambda: probe.write("t", "z", unique="u")[0].is_new
 
 
+def window_after_that_of_one_that_is_deleted_later(probe: Probe) -> Ending:
+    [written] = probe.write("t", "x", unique=Unique("u", window=1))
+    probe.pass_time(1)
+    probe.write("t", "y", unique=Unique("u", window=2.5))
+    probe.run(probe.shard.delete([written.id]))
+    return 2_500, lambda: probe.write("t", "z", unique="u")[0].is_new
+
+
 def memory_of_what_is_done(probe: Probe) -> Ending:
     """So long, a message that is written again after a lost reply is known."""
     probe.write("t", "x", id="i")
@@ -289,7 +297,8 @@ ENDINGS = [
     *(deadline, deadline_of_a_retry, deadline_in_a_sweep, deadline_before_it_is_due, deadline_before_the_next_attempt),
     *(deadline_of_one_given_back, deadline_of_one_whose_lease_ends, deadline_of_one_brought_back),
     *(deadline_in_a_rebuilt_queue, unique_window, unique_window_of_one_that_is_done),
-    *(window_within_that_of_one_that_was_deleted, memory_of_what_is_done, memory_of_a_request, pause_between_sweeps),
+    *(window_within_that_of_one_that_was_deleted, window_after_that_of_one_that_is_deleted_later),
+    *(memory_of_what_is_done, memory_of_a_request, pause_between_sweeps),
     *(rate, rate_of_a_key, burst, burst_of_a_key, rate_of_one_that_has_gone, dwell, dwell_that_is_not_swept),
     *(place_of_a_key_that_a_paused_tenant_keeps, worker_that_is_to_become_idle),
 ]
