@@ -283,7 +283,7 @@ def explain(
         bool,
         typer.Option(
             "--query",
-            help="Show the last statements of open transactions, which may contain payloads.",
+            help="Show the last statement of each open transaction. It may contain payloads.",
         ),
     ] = False,
     json: Json = False,

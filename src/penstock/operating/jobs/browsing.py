@@ -47,7 +47,7 @@ class JobFilter:
         tenant: Only jobs of this tenant.
         key: Only jobs of this key.
         unique: Only the job with this unique name.
-        state: Only jobs in this state. `dead` finds few: they become dead letters within seconds.
+        state: Only jobs in this state. `dead` finds few jobs: dead jobs soon become dead letters.
         before: Only jobs that were staged before this time: ISO 8601, or 2h for two hours ago.
         up_to: Only jobs up to this id: none that is staged later.
     """
