@@ -78,6 +78,7 @@ def find_failed(driver: Any, windows: dict[str, str]) -> set[str]:
 def test_pages_that_were_open_or_asked_for_while_servers_restarted_are_whole_again(
     driver: Any, address: str, own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis, set_constants: SetConstants
 ) -> None:
+    set_constants("console.reading", REMEMBERED_S=0.0)  # the doctor is asked anew by each request
     set_constants("console.status_sampler", BUSY_SHARE=0)  # a sample that has failed is followed by another at once
     windows = {}
     for path in PATHS:
