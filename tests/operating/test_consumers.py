@@ -6,12 +6,11 @@ from typing import Any
 
 import psycopg
 import pytest
-import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine
-from fixtures.flow import running, stage_rows
+from fixtures.flow import Site, running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
@@ -119,27 +118,20 @@ def test_dead_letters_and_reconciliations_go_with_a_renamed_consumer(
 )
 @pytest.mark.usefixtures("short_intervals")
 def test_a_worker_that_runs_meanwhile_stops_and_says_why(
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    change: str,
-    error: type[PenstockError],
-    said: str,
+    site: Site, change: str, error: type[PenstockError], said: str
 ) -> None:
-    pipeline = declare("reader", things)
-    drained(pipeline, database_url, redis_url)
-    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), database_url, redis_url))
+    pipeline = declare("reader", site.things)
+    drained(pipeline, site.database_url, site.redis_url)
+    worker = LogWorker(WorkerSetup(pipeline, pipeline.get_consumer("reader"), site.database_url, site.redis_url))
     with closing(worker):
         worker.drain()
         match change:
             case "rename":
-                rename(Store(connection), "reader", "totals", apply=True)
+                rename(Store(site.connection), "reader", "totals", apply=True)
             case "retire":
-                retire(Store(connection), "reader", apply=True)
+                retire(Store(site.connection), "reader", apply=True)
             case _:
-                retire_channel(Store(connection), redis_client, "things", apply=True, pause=lambda _: None)
+                retire_channel(Store(site.connection), site.client, "things", apply=True, pause=lambda _: None)
 
         with pytest.raises(error, match=said):
             worker.run(lambda: False)

@@ -9,9 +9,9 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
-from fixtures.flow import running
+from fixtures.flow import OpenWorker, running
 from penstock import Cancel, DeadLetter, Log, Pipeline, Snooze
-from penstock.consuming import WorkerSetup, letter_retry
+from penstock.consuming import letter_retry
 from penstock.consuming.letter_retry import DeadLetterRow, Retried
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
@@ -52,7 +52,7 @@ class Desk:
 
 @pytest.fixture
 def desk(
-    flow: Pipeline, things: Log, connection: Connection, streamer: Streamer, database_url: str, redis_url: str
+    flow: Pipeline, things: Log, connection: Connection, streamer: Streamer, database_url: str, open_worker: OpenWorker
 ) -> Iterator[Desk]:
     """Words a1 to a3 of key a and b1 of key b; a1 is refused, so a2 and a3 are parked behind it."""
     connection.execute("CREATE TABLE public.effects (number int GENERATED ALWAYS AS IDENTITY, word text UNIQUE)")
@@ -72,7 +72,7 @@ def desk(
                 session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]  # psycopg's
         return desk.returned
 
-    worker = desk.worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
+    worker = desk.worker = open_worker()
     for word in ("a1", "b1", "a2", "a3"):
         connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers) "

@@ -1,12 +1,9 @@
 """doctor warns of a connection to Postgres across a network that nobody verifies."""
 
 import pytest
-import redis
 
-from penstock.database.connections import Connection
-from penstock.database.store import Store
+from fixtures.inspecting import Diagnose
 from penstock.operating.doctor.database_checks import examine_encryption
-from penstock.operating.doctor.diagnosis import diagnose
 
 
 @pytest.mark.parametrize(
@@ -24,18 +21,14 @@ from penstock.operating.doctor.diagnosis import diagnose
     ],
 )
 def test_a_connection_across_a_network_is_to_be_verified(
-    host: str,
-    mode: str,
-    encrypted: bool,  # noqa: FBT001
-    grade: str,
-    said: str,
+    host: str, mode: str, grade: str, said: str, *, encrypted: bool
 ) -> None:
     result = examine_encryption(host, mode, encrypted=encrypted)
 
     assert (result.grade, said in result.message) == (grade, True)
 
 
-def test_doctor_examines_its_own_connection(connection: Connection, redis_client: redis.Redis) -> None:
-    [result] = [each for each in diagnose(Store(connection), redis_client) if each.check == "encryption"]
+def test_doctor_examines_its_own_connection(diagnosed: Diagnose) -> None:
+    [result] = diagnosed("encryption", pipeline=None)
 
     assert (result.grade, result.message) == ("ok", "Postgres is on this machine")

@@ -1,6 +1,6 @@
 """Each cause why a record is not further, brought about for real: ``explain`` names the first that holds."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -10,13 +10,13 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
-from fixtures.flow import drop_limits, retain_now
+from fixtures.flow import OpenWorker, Site, drop_limits, retain_now
 from fixtures.roles import UrlFor
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.channels.routing import ick_shard_keys, log_keys
 from penstock.cli.commands.lookups import format_story
 from penstock.clients import FairQueue, Reservation, Reservations
-from penstock.consuming import WorkerSetup, make_worker
+from penstock.consuming import make_worker
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_consumer
@@ -52,9 +52,8 @@ def flow() -> Pipeline:
 
 
 @pytest.fixture
-def reader(flow: Pipeline, database_url: str, redis_url: str) -> Iterator[LogWorker]:
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
-        yield worker
+def reader(open_worker: OpenWorker) -> LogWorker:
+    return open_worker()
 
 
 @pytest.fixture
@@ -147,20 +146,16 @@ def test_the_newest_records_of_a_key_come_in_their_order_and_of_one_channel(
 
 
 def test_earlier_shards_are_looked_up_only_after_resharding(
-    connection: Connection,
-    redis_client: redis.Redis,
-    waiting: None,
-    streamer: Streamer,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, waiting: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("looked up")
 
     monkeypatch.setattr(tracing_story, "find_unpassed", refuse)
-    stage(connection)
-    streamer.drain()
+    stage(site.connection)
+    site.streamer.drain()
 
-    [story] = trace(Store(connection), redis_client, "k")
+    [story] = trace(Store(site.connection), site.client, "k")
 
     assert [each.state for each in story.readers] == ["behind"]
 
@@ -531,23 +526,15 @@ def test_a_message_waits_is_leased_and_is_done(
     assert why(record).cause == "applied"
 
 
-def test_a_viewer_gets_the_same_answers(
-    connection: Connection,
-    redis_client: redis.Redis,
-    why: Why,
-    database_url: str,
-    database_url_for: UrlFor,
-    streamer: Streamer,
-    waiting: None,
-) -> None:
-    record = stage(connection)
-    streamer.drain()
+def test_a_viewer_gets_the_same_answers(site: Site, why: Why, database_url_for: UrlFor, waiting: None) -> None:
+    record = stage(site.connection)
+    site.streamer.drain()
     with (
-        psycopg.connect(database_url, application_name="shop") as slow,
+        psycopg.connect(site.database_url, application_name="shop") as slow,
         connect_postgres(database_url_for("a_viewer"), application="test") as viewer,
     ):
         hidden = stage(slow)
-        seen, unseen = (explain(Store(viewer), redis_client, RecordId(n)) for n in (record, hidden))
+        seen, unseen = (explain(Store(viewer), site.client, RecordId(n)) for n in (record, hidden))
 
         assert seen == why(record)
         assert unseen.cause == why(hidden).cause == "open transaction"

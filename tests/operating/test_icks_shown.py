@@ -1,13 +1,13 @@
 """``status`` and ``doctor`` report the true state of an Ick, and change nothing."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import redis
 
 from fixtures.constants import SetConstants
 from fixtures.dirty import mark_changed
+from fixtures.inspecting import Diagnose, ReadStatus
 from fixtures.intervals import refresh_now
 from fixtures.redis import everything
 from penstock import Ick, Log, Pipeline
@@ -17,11 +17,9 @@ from penstock.clients import DirtyList, Reservation, Reservations
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import Unknown
-from penstock.operating.doctor.check import CheckResult
-from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.pausing import pause
 from penstock.operating.reset.checkpoint import reset_ick
-from penstock.operating.status.gathering import status
+from penstock.operating.status.snapshot import Status
 from penstock.records import Shard, ShardName
 from penstock.streaming import Streamer
 
@@ -38,17 +36,18 @@ def get_keys(shard: int) -> IckShardKeys:
     return ick_shard_keys("penstock", ShardName("index", Shard(shard)))
 
 
-def icks(connection: Connection, client: Any, flow: Pipeline) -> list[IckStatus]:
-    shards = status(Store(connection), client, flow).channels[0].shards
-    return [shard.ick for shard in shards if shard.ick is not None]
+def icks(found: Status) -> list[IckStatus]:
+    return [shard.ick for shard in found.channels[0].shards if shard.ick is not None]
 
 
-def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
-    return [finding for finding in findings if finding.check == check]
+@pytest.fixture
+def marked(documents: Connection, streamer: Streamer) -> None:
+    mark_changed(documents, ["a", "b", "c", "d"])
+    streamer.drain()
 
 
 def test_status_shows_sizes_age_coalescing_and_the_holder(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+    documents: Connection, redis_client: redis.Redis, streamer: Streamer, read_status: ReadStatus
 ) -> None:
     for _ in range(5):
         mark_changed(documents, [f"d{n}" for n in range(20)])
@@ -58,7 +57,7 @@ def test_status_shows_sizes_age_coalescing_and_the_holder(
     assert isinstance(holder.reserve(), Reservation)
     DirtyList(redis_client, get_keys(1).name).reserve(2)
 
-    first, second = icks(documents, redis_client, flow)
+    first, second = icks(read_status())
 
     assert (first.held, first.reserved, first.holder, first.reservation) == (3, 0, holder.holder, 1)
     assert (second.held, second.reserved, second.holder, second.reservation) == (0, 2, None, 0)
@@ -71,56 +70,44 @@ def test_status_shows_sizes_age_coalescing_and_the_holder(
     assert second.oldest_s > 3599
 
 
-def test_an_ick_is_not_taken_for_a_log_of_one_entry(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
-) -> None:
-    mark_changed(documents, ["a", "b", "c", "d"])
-    streamer.drain()
-
-    shards = status(Store(documents), redis_client, flow).channels[0].shards
+@pytest.mark.usefixtures("marked")
+def test_an_ick_is_not_taken_for_a_log_of_one_entry(read_status: ReadStatus) -> None:
+    shards = read_status().channels[0].shards
 
     assert [(shard.first, shard.entries) for shard in shards] == [(None, None)] * 2
     assert sum(shard.published or 0 for shard in shards) == 4
 
 
-def test_an_ick_that_was_never_marked_is_empty(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline
-) -> None:
-    for ick in icks(connection, redis_client, flow):
+def test_an_ick_that_was_never_marked_is_empty(read_status: ReadStatus) -> None:
+    for ick in icks(read_status()):
         assert (ick.members, ick.oldest_s, ick.coalescing_ratio, ick.holder) == (0, None, None, None)
 
 
-def test_an_infinite_score_has_no_age(connection: Connection, redis_client: redis.Redis, flow: Pipeline) -> None:
+def test_an_infinite_score_has_no_age(redis_client: redis.Redis, read_status: ReadStatus) -> None:
     """Redis::Ick accepts infinite scores."""
     redis_client.set(get_keys(0).ick.version, "ick.v1")
     redis_client.zadd(get_keys(0).ick.dirty, {"a": float("-inf")})
 
-    assert icks(connection, redis_client, flow)[0].oldest_s is None
+    assert icks(read_status())[0].oldest_s is None
 
 
-def test_inspecting_writes_nothing(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
-) -> None:
-    mark_changed(documents, ["a", "b", "c", "d"])
-    streamer.drain()
+@pytest.mark.usefixtures("marked")
+def test_inspecting_writes_nothing(redis_client: redis.Redis, diagnosed: Diagnose, read_status: ReadStatus) -> None:
     before = everything(redis_client)
 
-    status(Store(documents), redis_client, flow)
-    diagnose(Store(documents), redis_client, flow)
+    read_status()
+    diagnosed()
     oldest(redis_client, "penstock", [ShardName("index", Shard(0))], 10)
 
     assert everything(redis_client) == before
 
 
-def test_a_damaged_ick_is_reported_and_the_others_are_shown(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
-) -> None:
-    mark_changed(documents, ["a", "b", "c", "d"])
-    streamer.drain()
+@pytest.mark.usefixtures("marked")
+def test_a_damaged_ick_is_reported_and_the_others_are_shown(redis_client: redis.Redis, read_status: ReadStatus) -> None:
     redis_client.set(get_keys(0).ick.dirty, "somebody's")
 
-    found = status(Store(documents), redis_client, flow)
-    first, second = icks(documents, redis_client, flow)
+    found = read_status()
+    first, second = icks(found)
 
     assert found.redis is None
     assert first.damage is not None
@@ -129,7 +116,7 @@ def test_a_damaged_ick_is_reported_and_the_others_are_shown(
 
 
 def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, diagnosed: Diagnose
 ) -> None:
     """Guarantee 6: every member that was not processed is marked again."""
     mark_changed(documents, [f"d{n}" for n in range(20)])
@@ -141,7 +128,7 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     keys = get_keys(0)
     redis_client.set(keys.ick.dirty, "somebody's")
 
-    [finding] = [f for f in of(diagnose(Store(documents), redis_client, flow), "icks") if f.grade != "ok"]
+    [finding] = [f for f in diagnosed("icks") if f.grade != "ok"]
     [planned] = reset_ick(documents, redis_client, "index", flow)
     before = everything(redis_client)
     [done] = reset_ick(documents, redis_client, "index", flow, apply=True)
@@ -154,36 +141,28 @@ def test_the_doctor_finds_damage_and_its_fix_restores_every_member(
     found = {each.key for each in oldest(redis_client, "penstock", flow.shard_names, 100)}
     assert len(members) == 20
     assert found == members
-    assert of(diagnose(Store(documents), redis_client, flow), "icks")[0].grade == "ok"
+    assert diagnosed("icks")[0].grade == "ok"
 
 
-def test_the_doctor_names_a_key_that_will_expire(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
-) -> None:
-    mark_changed(documents, ["a", "b", "c", "d"])
-    streamer.drain()
+@pytest.mark.usefixtures("marked")
+def test_the_doctor_names_a_key_that_will_expire(redis_client: redis.Redis, diagnosed: Diagnose) -> None:
     for key in (get_keys(0).ick.dirty, get_keys(1).progress):
         redis_client.expire(key, 1000)
 
-    findings = of(diagnose(Store(documents), redis_client, flow), "keys")
+    findings = diagnosed("keys", "error")
 
-    assert {f.fix for f in findings if f.grade == "error"} == {
-        f"PERSIST {get_keys(0).ick.dirty}",
-        f"PERSIST {get_keys(1).progress}",
-    }
+    assert {f.fix for f in findings} == {f"PERSIST {get_keys(0).ick.dirty}", f"PERSIST {get_keys(1).progress}"}
 
 
+@pytest.mark.usefixtures("marked")
 def test_the_doctor_reports_members_that_no_consumer_processes(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, set_constants: SetConstants
+    redis_client: redis.Redis, set_constants: SetConstants, diagnosed: Diagnose
 ) -> None:
     set_constants("operating.doctor.redis_checks", SLOW_S=0.0)
-    mark_changed(documents, ["a", "b", "c", "d"])
-    streamer.drain()
-
-    [idle] = of(diagnose(Store(documents), redis_client, flow), "icks")
+    [idle] = diagnosed("icks")
     holder = Reservations(redis_client, get_keys(0).name, holder="me", size=3)
     holder.reserve()
-    [held] = of(diagnose(Store(documents), redis_client, flow), "icks")
+    [held] = diagnosed("icks")
 
     assert (idle.grade, held.grade) == ("warning", "warning")
     assert "4 members waiting" in idle.message
@@ -205,12 +184,11 @@ def test_the_doctor_reports_members_that_no_consumer_processes(
 )
 def test_more_processes_are_advised_only_if_a_reader_neither_is_halted_nor_paused(
     documents: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
     streamer: Streamer,
     set_constants: SetConstants,
     halted: list[bool],
     remedy: str,
+    diagnosed: Diagnose,
     *,
     is_paused: bool,
 ) -> None:
@@ -226,7 +204,7 @@ def test_more_processes_are_advised_only_if_a_reader_neither_is_halted_nor_pause
     if is_paused:
         pause(Store(documents), "consumer", "r0", reason="a test", by="a test")
 
-    [waiting] = of(diagnose(Store(documents), redis_client, flow), "icks")
+    [waiting] = diagnosed("icks")
 
     assert remedy in (waiting.fix or "")
 
@@ -238,11 +216,8 @@ def test_only_an_ick_can_be_repaired(connection: Connection, redis_client: redis
         reset_ick(connection, redis_client, "nothing")
 
 
-def test_an_intact_ick_is_not_changed(
-    documents: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
-) -> None:
-    mark_changed(documents, ["a", "b", "c", "d"])
-    streamer.drain()
+@pytest.mark.usefixtures("marked")
+def test_an_intact_ick_is_not_changed(documents: Connection, redis_client: redis.Redis, flow: Pipeline) -> None:
     before = everything(redis_client)
 
     assert reset_ick(documents, redis_client, "index", flow, apply=True) == ()

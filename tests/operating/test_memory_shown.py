@@ -1,22 +1,20 @@
 """What a log takes in Redis is shown, and who has not read what left it; `verify` does not take that for a loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import redis
 
-from fixtures.flow import retain_now, stage_rows
+from fixtures.flow import OpenWorker, Publish, retain_now
+from fixtures.inspecting import Diagnose, ReadStatus
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import evict, extents
-from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.operating.consumers import retire
-from penstock.operating.doctor.diagnosis import diagnose
-from penstock.operating.status.gathering import status
 from penstock.records import Offset, Record
 from penstock.streaming import Streamer
 from penstock.verifying.comparing import FindingKind
@@ -24,34 +22,33 @@ from penstock.verifying.comparing import FindingKind
 BUDGET = 60_000
 pytestmark = pytest.mark.things(redis_memory=BUDGET)
 LOG = "penstock:{things/0}:log"
+Warnings = Callable[[], list[tuple[str, str]]]
 
 
 @pytest.fixture
-def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
+def worker(flow: Pipeline, things: Log, open_worker: OpenWorker) -> LogWorker:
     @flow.consumer(reads=things)
     def reader(session: object, records: Sequence[Record]) -> None: ...
 
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as made:
-        yield made
+    return open_worker()
 
 
-def warnings(connection: Connection, client: redis.Redis, flow: Pipeline) -> list[tuple[str, str]]:
-    found = diagnose(Store(connection), client, flow)
-    return [(r.message, r.fix) for r in found if r.check == "consumers" and r.grade != "ok"]
+@pytest.fixture
+def warnings(diagnosed: Diagnose) -> Warnings:
+    return lambda: [(r.message, r.fix) for r in diagnosed("consumers") if r.grade != "ok"]
 
 
 def test_the_memory_of_a_log_is_shown_beside_its_budget(
+    read_status: ReadStatus,
+    warnings: Warnings,
     worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
+    publish: Publish,
     redis_client: redis.Redis,
-    flow: Pipeline,
     things: Log,
 ) -> None:
     for number in range(20):
-        stage_rows(connection, things, 300, f"{number} ")
-        streamer.drain()
-    found = status(Store(connection), redis_client, flow)
+        publish(300, f"{number} ")
+    found = read_status()
     [channel] = found.channels
     [consumer] = found.consumers
     begins = extents(redis_client, "penstock", things.shard_names).values()
@@ -61,64 +58,50 @@ def test_the_memory_of_a_log_is_shown_beside_its_budget(
     assert BUDGET / 2 < channel.memory <= BUDGET + 20_000
     evicted = sum(extent.first - 1 for extent in begins)
     assert sum(shard.evicted for shard in consumer.shards) == evicted > 1000
-    [(message, fix)] = warnings(connection, redis_client, flow)
+    [(message, fix)] = warnings()
     assert message.startswith(f"reader is {evicted:,} records behind the first entry of things in Redis")
     assert "penstock consumers retire reader --apply" in fix
 
     assert worker.drain() == 6000
-    assert [shard.evicted for shard in status(Store(connection), redis_client, flow).consumers[0].shards] == [0, 0]
-    assert warnings(connection, redis_client, flow) == []
+    assert [shard.evicted for shard in read_status().consumers[0].shards] == [0, 0]
+    assert warnings() == []
 
 
 def test_a_log_without_a_budget_is_not_measured(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, flow: Pipeline
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis, read_status: ReadStatus
 ) -> None:
     streamer.drain()
     connection.execute("UPDATE penstock.channels SET redis_memory = NULL")
     redis_client.config_resetstat()
-    [channel] = status(Store(connection), redis_client, flow).channels
+    [channel] = read_status().channels
 
     assert (channel.memory, channel.redis_memory) == (None, None)
     assert "cmdstat_memory|usage" not in redis_client.info("commandstats")
 
 
 def test_a_consumer_is_warned_of_before_what_it_has_not_read_is_evicted(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    things: Log,
+    read_status: ReadStatus, warnings: Warnings, worker: LogWorker, publish: Publish
 ) -> None:
     """And of a budget that others have used up, it is not."""
     number = 0
-    while (
-        memory := status(Store(connection), redis_client, flow).channels[0].memory
-    ) is None or memory < 0.85 * BUDGET:
+    while (memory := read_status().channels[0].memory) is None or memory < 0.85 * BUDGET:
         number += 1
-        stage_rows(connection, things, 100, f"{number} ")
-        streamer.drain()
+        publish(100, f"{number} ")
 
-    [(message, _)] = warnings(connection, redis_client, flow)
+    [(message, _)] = warnings()
     assert message.startswith("reader has not read most of what things holds in Redis")
     worker.drain()
-    assert warnings(connection, redis_client, flow) == []
+    assert warnings() == []
 
 
 def test_a_consumer_that_holds_back_retention_is_named_until_it_is_retired(
-    worker: LogWorker,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    things: Log,
+    worker: LogWorker, streamer: Streamer, connection: Connection, warnings: Warnings, publish: Publish
 ) -> None:
     for number in range(3):
-        stage_rows(connection, things, 100, f"{number} ")
-        streamer.drain()
-    for table, column in (("staged_records", "created_at"), ("journal", "created_at")):
-        connection.execute(f"UPDATE penstock.{table} SET {column} = now() - interval '3 days'".encode())
-    messages = [message for message, _ in warnings(connection, redis_client, flow)]
+        publish(100, f"{number} ")
+    for table in ("staged_records", "journal"):
+        connection.execute(f"UPDATE penstock.{table} SET created_at = now() - interval '3 days'".encode())
+    messages = [message for message, _ in warnings()]
     worker.close()
 
     assert any(m.startswith("reader holds back retention of things since 20") for m in messages)
@@ -128,12 +111,11 @@ def test_a_consumer_that_holds_back_retention_is_named_until_it_is_retired(
 
 
 def test_evicted_entries_are_no_loss_to_verify_and_others_are(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, verified: Verify
+    publish: Publish, redis_client: redis.Redis, things: Log, verified: Verify
 ) -> None:
     """Guarantee 12: what a log with a budget has evicted is in Postgres; a hole in what it holds is a loss."""
     for number in range(20):
-        stage_rows(connection, things, 300, f"{number} ")
-        streamer.drain()
+        publish(300, f"{number} ")
     assert all(e.first > 1 for e in extents(redis_client, "penstock", things.shard_names).values())
 
     assert verified().counts == {}
@@ -145,11 +127,10 @@ def test_evicted_entries_are_no_loss_to_verify_and_others_are(
 
 
 def test_without_a_budget_the_same_is_a_loss(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, verified: Verify
+    publish: Publish, connection: Connection, redis_client: redis.Redis, things: Log, verified: Verify
 ) -> None:
     for number in range(3):
-        stage_rows(connection, things, 300, f"{number} ")
-        streamer.drain()
+        publish(300, f"{number} ")
     connection.execute("UPDATE penstock.channels SET redis_memory = NULL")
     evict(redis_client, "penstock", things.shard_names[0], Offset(200))
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine, load_settings
-from fixtures.flow import retain_now, running
+from fixtures.flow import Site, retain_now, running
+from fixtures.inspecting import Diagnose, ReadStatus
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.cli.loops import raise_if_stopped
 from penstock.consuming import make_worker
@@ -26,9 +26,7 @@ from penstock.database.registry import PauseKind, register_consumer
 from penstock.database.store import Store
 from penstock.errors import Halted, Paused, Refused, Unknown
 from penstock.operating.consumers import rename, retire
-from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.pausing import MAX_REASON, pause, resume
-from penstock.operating.status.gathering import status
 from penstock.operating.tracing.causes import explain
 from penstock.reconciling.cut import Barrier, read_checkpoints
 from penstock.records import RecordId
@@ -211,21 +209,16 @@ def test_a_worker_that_starts_while_it_is_paused_goes_on_where_it_was(
 
 
 def test_status_doctor_and_explain_show_a_pause_and_how_to_resume(
-    workers: dict[str, Worker],
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    stage: Stage,
+    site: Site, diagnosed: Diagnose, workers: dict[str, Worker], read_status: ReadStatus, stage: Stage
 ) -> None:
     *_, record = stage(1)
-    streamer.drain()
+    site.streamer.drain()
     workers["other"].drain()
-    paused = pause(Store(connection), "consumer", "totals", reason="its table is being moved", by="ann@desk")
+    paused = pause(Store(site.connection), "consumer", "totals", reason="its table is being moved", by="ann@desk")
 
-    found = status(Store(connection), redis_client, flow)
-    diagnosis = explain(Store(connection), redis_client, RecordId(record))
-    checks = [each for each in diagnose(Store(connection), redis_client, flow) if each.check == "paused"]
+    found = read_status()
+    diagnosis = explain(Store(site.connection), site.client, RecordId(record))
+    checks = diagnosed("paused")
 
     assert found.pauses == (paused,)
     held = {each.consumer: found.find_pause(each) for each in found.consumers}

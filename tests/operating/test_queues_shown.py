@@ -10,6 +10,7 @@ import redis
 
 from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
+from fixtures.inspecting import Diagnose
 from fixtures.redis import everything
 from penstock import Log, Pipeline, Queue
 from penstock.channels.queue.inspection import CheckedShard, oldest_messages
@@ -19,7 +20,6 @@ from penstock.database.store import Store
 from penstock.declaring.unique import TenantLimits
 from penstock.errors import ForeignQueue
 from penstock.operating.doctor.check import CheckResult
-from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.doctor.redis_checks import check_clocks
 from penstock.operating.jobs.queue_limits import LimitChange, describe_limits
 from penstock.operating.reset.epoch import reset_epoch
@@ -91,7 +91,7 @@ def test_a_queue_that_was_never_written_is_empty(
 
 
 def test_a_foreign_key_is_damage_and_doctor_names_it(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+    diagnosed: Diagnose, connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
 ) -> None:
     stage(connection, 1)
     streamer.drain()
@@ -99,7 +99,7 @@ def test_a_foreign_key_is_damage_and_doctor_names_it(
     redis_client.set("penstock:{jobs/0}:q-ages", "somebody's")
 
     assert "another type" in (shown(connection, redis_client, flow).damage or "")
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert found.grade == "error"
     assert "penstock:{jobs/0}:q-ages holds a string" in found.message
 
@@ -132,7 +132,7 @@ def test_a_score_that_is_no_time_is_named(
     ],
 )
 def test_doctor_finds_parts_of_a_queue_that_do_not_agree_and_names_the_repair(
-    name: str, part: str, connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+    name: str, part: str, connection: Connection, redis_client: redis.Redis, diagnosed: Diagnose, streamer: Streamer
 ) -> None:
     stage(connection, 1)
     stage(connection, 1, headers='{"penstock": {"key": "k"}}')
@@ -142,36 +142,31 @@ def test_doctor_finds_parts_of_a_queue_that_do_not_agree_and_names_the_repair(
         redis_client.delete(key)
     before = everything(redis_client)
 
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert found.grade == "warning"
     assert part in found.message.partition("do not agree: ")[2].split(", ")
     assert "penstock stream" in found.fix
     assert everything(redis_client) == before
 
     streamer.drain()
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert found.grade == "ok"
 
 
 def test_doctor_is_content_with_a_queue_that_is_worked_on(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    queue: FairQueue,
-    set_constants: SetConstants,
+    connection: Connection, diagnosed: Diagnose, streamer: Streamer, queue: FairQueue, set_constants: SetConstants
 ) -> None:
     stage(connection, 3)
     streamer.drain()
     finish(connection, [lease.message.id for lease in queue.reader().read(1)])
 
-    findings = diagnose(Store(connection), redis_client, flow)
+    findings = diagnosed()
     assert [f for f in findings if f.grade == "error" and f.check != "durability"] == []
     [found] = of(findings, "queues")
     assert found.message.startswith("1 undamaged; 3 messages not done")
 
     set_constants("operating.doctor.redis_checks", SLOW_S=-1.0)
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert found.grade == "warning"
     assert "3 messages waiting or worked on" in found.message
     assert "run more workers" in (found.fix or "")
@@ -179,18 +174,18 @@ def test_doctor_is_content_with_a_queue_that_is_worked_on(
         'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted) '
         "VALUES ('worker', 'jobs', 0, 0, 1, 'because')"
     )
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert found.fix == "resume the halted shards of worker"
 
 
 def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets_it_back(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer
+    connection: Connection, redis_client: redis.Redis, diagnosed: Diagnose, streamer: Streamer
 ) -> None:
     stage(connection, 1)
     streamer.drain()
     redis_client.hincrbyfloat("penstock:{jobs/0}:q-meta", "clock", 3_600_000)
 
-    found, *_ = of(diagnose(Store(connection), redis_client, flow), "queues")
+    found, *_ = diagnosed("queues")
     assert found.grade == "warning"
     assert "jobs/0: its clock is 60 min ahead of that of Redis" in found.message
 
@@ -198,7 +193,7 @@ def test_doctor_names_a_queues_clock_that_is_far_ahead_and_the_command_that_sets
     assert command[:2] == ["redis-cli", "HINCRBY"]
     redis_client.hincrby(command[2], command[3], int(command[4]))
     streamer.drain()
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert found.grade == "ok"
 
 
@@ -213,13 +208,13 @@ def test_doctor_names_servers_of_which_the_clocks_are_apart() -> None:
 
 
 def test_doctor_tells_of_dead_letters(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline, streamer: Streamer, queue: FairQueue
+    connection: Connection, diagnosed: Diagnose, streamer: Streamer, queue: FairQueue
 ) -> None:
     stage(connection, 1)
     streamer.drain()
     queue.reader().read()[0].dead("broken")
 
-    [found] = of(diagnose(Store(connection), redis_client, flow), "queues")
+    [found] = diagnosed("queues")
     assert "1 dead letter" in found.message
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY, BIGINT
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from fixtures.flow import Loop, running
+from fixtures.flow import Loop, Site, running
 from fixtures.postgres import engine_url
 from penstock import Ick, Job, Log, Pipeline, Queue, stage
 from penstock.consuming import WorkerSetup, make_worker
@@ -178,13 +178,7 @@ def mark_as_the_page_says(database_url: str, monkeypatch: pytest.MonkeyPatch) ->
     assert names["by_rider"] == by_rider
 
 
-def test_an_ick_gets_another_member_under_load(
-    deployed: Deployed,
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_ick_gets_another_member_under_load(site: Site, deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guarantee 5: the new copy equals the table, with rows that changed under the old rule only, or not at all."""
     old, both, new = (release_of_icks(*icks) for icks in ((by_ride,), (by_ride, by_rider), (by_rider,)))
     end_old_workers = deployed.workers(old)
@@ -195,23 +189,23 @@ def test_an_ick_gets_another_member_under_load(
     end_both_application = deployed.application(both, change_a_ride)
     with deployed.sessions(both).begin() as session:
         session.add(Ride(id=RIDES + 1, rider_id=RIDERS, fare=1))
-    eventually(lambda: (RIDERS, 1) in read(connection, "rider_index", "rider_id")[0], "it is new")
+    eventually(lambda: (RIDERS, 1) in read(site.connection, "rider_index", "rider_id")[0], "it is new")
     with deployed.sessions(old).begin() as session:
         session.delete(session.get_one(Ride, RIDES + 1))
     end_old_application()
-    mark_as_the_page_says(database_url, monkeypatch)
+    mark_as_the_page_says(site.database_url, monkeypatch)
 
     end_new_application = deployed.application(new, change_a_ride)
     end_both_application()
     end_new_workers = deployed.workers(new)
     end_both_workers()
-    assert retire_channel(Store(connection), redis_client, "rides-to-index", discard=True, apply=True).applied
+    assert retire_channel(Store(site.connection), site.client, "rides-to-index", discard=True, apply=True).applied
     end_new_application()
-    eventually(lambda: is_equal(connection, "rider_index", "rider_id"), "all is there", timeout_s=90)
+    eventually(lambda: is_equal(site.connection, "rider_index", "rider_id"), "all is there", timeout_s=90)
     end_new_workers()
 
-    assert registered(connection) == ["riders-to-index"]
-    assert len([*redis_client.scan_iter(match="*rides-to-index*")]) == 0
+    assert registered(site.connection) == ["riders-to-index"]
+    assert len([*site.client.scan_iter(match="*rides-to-index*")]) == 0
 
 
 # a queue

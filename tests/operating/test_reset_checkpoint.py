@@ -1,14 +1,13 @@
 """Resetting a checkpoint by hand."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, Publish, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
-from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.registry import register_channel
@@ -28,15 +27,7 @@ def applied() -> list[Record]:
 
 
 @pytest.fixture
-def reader(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
-    applied: list[Record],
-) -> Iterator[LogWorker]:
+def reader(flow: Pipeline, things: Log, publish: Publish, open_worker: OpenWorker, applied: list[Record]) -> LogWorker:
     """A consumer that has applied 20 records."""
 
     @flow.consumer(reads=things, on_poison="halt", attempts=1)
@@ -45,13 +36,11 @@ def reader(
             raise ValueError(records[0].key)
         applied.extend(records)
 
-    stage_rows(connection, things, 20)
-    streamer.drain()
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
+    publish(20)
+    worker = open_worker()
     worker.drain()
     worker.close()
-    yield worker
-    worker.close()
+    return worker
 
 
 def test_without_apply_nothing_moves(connection: Connection, reader: LogWorker) -> None:
@@ -103,12 +92,11 @@ def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWor
 
 
 def test_a_halted_shard_resumes_behind_the_failing_record(
-    connection: Connection, reader: LogWorker, streamer: Streamer, things: Log, applied: list[Record]
+    connection: Connection, reader: LogWorker, publish: Publish, things: Log, applied: list[Record]
 ) -> None:
     """Here the failing record is skipped; after a fix of the handler it need not be."""
     stage_rows(connection, things, 1, "bad")
-    stage_rows(connection, things, 10, "good")
-    streamer.drain()
+    publish(10, "good")
     reader.drain()
     halted = connection.execute('SELECT shard, "offset" FROM penstock.checkpoints WHERE halted IS NOT NULL').fetchall()
     [(shard, offset)] = halted
@@ -249,10 +237,9 @@ def test_records_of_that_time_that_retention_has_removed_are_counted(
 
 
 def test_a_time_is_not_before_what_retention_leaves_while_it_is_looked_for(
-    connection: Connection, reader: LogWorker, streamer: Streamer, things: Log, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, reader: LogWorker, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage_rows(connection, things, 20, "later")
-    streamer.drain()
+    publish(20, "later")
 
     def remove_then(*arguments: Any) -> Any:
         found = offsets_since(*arguments)

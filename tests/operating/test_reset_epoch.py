@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from fixtures.constants import SetConstants
 from fixtures.damage import copy_data, restore_data
 from fixtures.flow import stage_rows
+from fixtures.restored import Scene
 from penstock import Log, Pipeline
-from penstock.channels.log.streams import extents, read
 from penstock.channels.routing import log_keys
 from penstock.clients import LogGroup
 from penstock.consuming import WorkerSetup
@@ -25,47 +25,35 @@ from penstock.embedded.postgres import account_for_postgres, postgres_binaries
 from penstock.errors import Fenced, HistoryDiverged, LogDiverged, Refused
 from penstock.operating.reset import epoch as epoch_module
 from penstock.operating.reset.epoch import reset_epoch
-from penstock.records import BEGINNING, Record, ShardName
+from penstock.records import Record
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
-EFFECTS = "CREATE TABLE public.effects (record_id bigint, key text)"
+EFFECTS = "CREATE TABLE IF NOT EXISTS public.effects (record_id bigint, key text)"
 
 
-class Scene:
-    """A pipeline with one consumer, on the Postgres at a given URL."""
+class ReadScene(Scene):
+    """With one consumer."""
 
-    def __init__(self, flow: Pipeline, things: Log, client: redis.Redis, redis_url: str) -> None:
-        self.things, self.client = things, client
-        self._flow, self._redis_url = flow, redis_url
-
-        @flow.consumer(reads=things, name="reader")
+    def declare(self) -> None:
+        @self.flow.consumer(reads=self.things, name="reader")
         def reader(session: Session, records: Sequence[Record]) -> None:
             for record in records:
                 session.execute(
                     text("INSERT INTO public.effects VALUES (:id, :key)"), {"id": record.id, "key": record.key}
                 )
 
-    def stream(self, url: str) -> None:
-        streamer = Streamer(self._flow, url, self._redis_url)
-        try:
-            streamer.drain()
-        finally:
-            streamer.close()
-
     def consume(self, url: str) -> None:
-        worker = LogWorker(WorkerSetup(self._flow, self._flow.get_consumer("reader"), url, self._redis_url))
-        try:
-            worker.drain()
-        finally:
-            worker.close()
-
-    def stage(self, url: str, count: int, prefix: str) -> None:
         with connect_postgres(url, application="test") as connection:
-            stage_rows(connection, self.things, count, prefix)
+            connection.execute(EFFECTS)
+        with LogWorker(WorkerSetup(self.flow, self.flow.get_consumer("reader"), url, self.redis_url)) as worker:
+            worker.drain()
 
-    def log(self) -> dict[ShardName, list[Record]]:
-        return {s: [*read(self.client, "penstock", s, BEGINNING, 10_000)] for s in self.things.shard_names}
+    def finish(self, url: str) -> None:
+        """Publishes and applies everything, and asserts that it is exact."""
+        self.stream(url)
+        self.consume(url)
+        self.assert_exact(url)
 
     def assert_exact(self, url: str) -> None:
         """Asserts that every committed record is in the log once and has one effect, and that nothing else is there."""
@@ -82,29 +70,21 @@ class Scene:
 
 
 @pytest.fixture
-def scene(flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str) -> Scene:
-    return Scene(flow, things, redis_client, redis_url)
-
-
-@pytest.fixture
-def server(server: EmbeddedPostgres) -> EmbeddedPostgres:
-    """A separate Postgres, which a test may restore."""
-    with connect_postgres(server.url, application="test") as connection:
-        connection.execute(EFFECTS)
-    return server
+def scene(flow: Pipeline, things: Log, redis_client: redis.Redis, redis_url: str) -> ReadScene:
+    made = ReadScene(flow, things, redis_client, redis_url)
+    made.declare()
+    return made
 
 
 @pytest.mark.slow
 def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
-    scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
+    scene: ReadScene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     """Records that were published and then lost leave the log; those that Postgres has are delivered once."""
-    scene.stage(server.url, 50, "kept")
-    scene.stream(server.url)
+    scene.publish(server.url, 50, "kept")
     scene.consume(server.url)
     copy_data(server, tmp_path / "older")
-    scene.stage(server.url, 30, "lost")
-    scene.stream(server.url)
+    scene.publish(server.url, 30, "lost")
     scene.consume(server.url)
     group = LogGroup(scene.client, "things", "sharers", shards=2)
     assert len(read_all(group)[0]) == 80
@@ -129,9 +109,7 @@ def test_a_database_restored_from_an_older_copy_continues_in_a_new_epoch(
     scene.stream(server.url)
     scene.consume(server.url)
     scene.stage(server.url, 10, "later")
-    scene.stream(server.url)
-    scene.consume(server.url)
-    scene.assert_exact(server.url)
+    scene.finish(server.url)
     keys, diverged = read_all(group)
     assert diverged == 2, "a group's reader is warned in each shard"
     assert sorted(keys) == sorted([f"after{n}" for n in range(1, 41)] + [f"later{n}" for n in range(1, 11)])
@@ -154,13 +132,11 @@ def read_all(group: LogGroup) -> tuple[list[str], int]:
 
 @pytest.mark.slow
 def test_ids_of_lost_records_are_not_reused(
-    scene: Scene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
+    scene: ReadScene, flow: Pipeline, server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    scene.stage(server.url, 5, "kept")
-    scene.stream(server.url)
+    scene.publish(server.url, 5, "kept")
     copy_data(server, tmp_path / "older")
-    scene.stage(server.url, 200, "lost")
-    scene.stream(server.url)
+    scene.publish(server.url, 200, "lost")
     highest = max(record.id for records in scene.log().values() for record in records)
     restore_data(server, tmp_path / "older")
 
@@ -175,16 +151,14 @@ def test_ids_of_lost_records_are_not_reused(
 
 @pytest.mark.slow
 def test_a_database_loaded_into_another_cluster_continues_in_a_new_epoch(
-    scene: Scene, flow: Pipeline, database_url: str, server: EmbeddedPostgres
+    scene: ReadScene, flow: Pipeline, database_url: str, server: EmbeddedPostgres
 ) -> None:
     """Its records' transaction ids mean nothing there: no record is sequenced twice, and none is missed."""
     with connect_postgres(database_url, application="test") as connection:
-        connection.execute(EFFECTS)
         # Far ahead of the new cluster.
         for _ in range(2000):
             connection.execute("SELECT pg_current_xact_id()")
-    scene.stage(database_url, 50, "streamed")
-    scene.stream(database_url)
+    scene.publish(database_url, 50, "streamed")
     scene.consume(database_url)
     scene.stage(database_url, 25, "waiting")
     moved = server.create_database("moved")
@@ -210,12 +184,12 @@ def test_a_database_loaded_into_another_cluster_continues_in_a_new_epoch(
         for _ in range(4000):
             connection.execute("SELECT pg_current_xact_id()")
     scene.stage(moved, 10, "later")
-    scene.stream(moved)
-    scene.consume(moved)
-    scene.assert_exact(moved)
+    scene.finish(moved)
 
 
-def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(scene: Scene, database_url: str) -> None:
+def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(
+    scene: ReadScene, database_url: str
+) -> None:
     """Otherwise a record with a future id would be sequenced when this cluster reaches it, perhaps twice."""
     scene.stage(database_url, 1, "k")
     with connect_postgres(database_url, application="test") as connection:
@@ -228,13 +202,9 @@ def test_ids_of_another_cluster_are_noticed_even_when_the_last_tick_is_older(sce
         scene.stream(database_url)
 
 
-def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
-) -> None:
+def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(scene: ReadScene, database_url: str) -> None:
     """One has already staged: the reset waits for it.  The other has its id, and stages after the reset."""
-    connection.execute(EFFECTS)
-    scene.stage(database_url, 20, "first")
-    scene.stream(database_url)
+    scene.publish(database_url, 20, "first")
     pretend_loss(scene, 7)
     with (
         connect_postgres(database_url, application="staged") as staged,
@@ -244,7 +214,7 @@ def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
         later.execute("SELECT pg_current_xact_id()")
         staged.execute("BEGIN")
         stage_rows(staged, scene.things, 5, "staged")
-        resetting = Thread(target=lambda: reset_epoch(connection, scene.client, flow, apply=True), daemon=True)
+        resetting = Thread(target=lambda: scene.reset(database_url, apply=True), daemon=True)
         resetting.start()
         eventually(lambda: waits_for_a_lock(database_url), "the reset waits for the open transaction")
         staged.execute("COMMIT")
@@ -252,23 +222,15 @@ def test_concurrent_transactions_are_neither_lost_nor_doubled_by_a_reset(
         stage_rows(later, scene.things, 5, "later")
         later.execute("COMMIT")
 
-    scene.stream(database_url)
-    scene.consume(database_url)
-    scene.assert_exact(database_url)
+    scene.finish(database_url)
 
 
 @pytest.mark.parametrize("apply", [False, True])
 def test_records_committed_beside_a_running_transaction_are_not_taken_for_another_clusters(
-    scene: Scene,
-    flow: Pipeline,
-    database_url: str,
-    connection: Connection,
-    apply: bool,  # noqa: FBT001
+    scene: ReadScene, database_url: str, connection: Connection, *, apply: bool
 ) -> None:
     """Their ids lie beyond that of the running one, which has staged nothing."""
-    connection.execute(EFFECTS)
-    scene.stage(database_url, 20, "first")
-    scene.stream(database_url)
+    scene.publish(database_url, 20, "first")
     pretend_loss(scene, 7)
     with connect_postgres(database_url, application="running") as running, running.transaction():
         running.execute("SELECT pg_current_xact_id()")
@@ -276,7 +238,7 @@ def test_records_committed_beside_a_running_transaction_are_not_taken_for_anothe
         before = connection.execute("SELECT id, xid::text FROM penstock.staged_records ORDER BY id")
         xids = before.fetchall()
 
-        plan = reset_epoch(connection, scene.client, flow, apply=apply)
+        plan = scene.reset(database_url, apply=apply)
 
         after = connection.execute("SELECT id, xid::text FROM penstock.staged_records ORDER BY id")
         assert after.fetchall() == xids
@@ -284,13 +246,11 @@ def test_records_committed_beside_a_running_transaction_are_not_taken_for_anothe
     assert sum((plan.unsequenced or {}).values()) == 5
     if apply:
         scene.stage(database_url, 5, "after")
-        scene.stream(database_url)
-        scene.consume(database_url)
-        scene.assert_exact(database_url)
+        scene.finish(database_url)
 
 
 def test_a_prepared_transaction_that_has_staged_stops_the_reset(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, set_constants: SetConstants
+    scene: ReadScene, database_url: str, connection: Connection, set_constants: SetConstants
 ) -> None:
     set_constants("operating.reset.epoch", LOCK_TIMEOUT_S=1)
     scene.stream(database_url)
@@ -301,21 +261,21 @@ def test_a_prepared_transaction_that_has_staged_stops_the_reset(
         prepared.execute("PREPARE TRANSACTION 'left'")
 
     with pytest.raises(Refused, match="nothing was changed"):
-        reset_epoch(connection, scene.client, flow, apply=True)
+        scene.reset(database_url, apply=True)
 
     connection.execute("ROLLBACK PREPARED 'left'")
-    assert reset_epoch(connection, scene.client, flow, apply=True).applied
+    assert scene.reset(database_url, apply=True).applied
 
 
 def test_a_streamer_of_the_old_epoch_is_fenced_out(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, streamer: Streamer
+    scene: ReadScene, database_url: str, connection: Connection, streamer: Streamer
 ) -> None:
     stage_rows(connection, scene.things, 5, "a")
     streamer.drain()
     scene.client.delete(log_keys("penstock", scene.things.shard_names[0]).stream)
     pretend_loss(scene, 4)
 
-    reset_epoch(connection, scene.client, flow, apply=True)
+    scene.reset(database_url, apply=True)
     stage_rows(connection, scene.things, 20, "b")
 
     with pytest.raises(Fenced):
@@ -323,11 +283,9 @@ def test_a_streamer_of_the_old_epoch_is_fenced_out(
 
 
 def test_an_interrupted_reset_is_noticed_and_can_be_repeated(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    scene: ReadScene, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection.execute(EFFECTS)
-    scene.stage(database_url, 20, "first")
-    scene.stream(database_url)
+    scene.publish(database_url, 20, "first")
     pretend_loss(scene, 2)
     original = epoch_module._Opening._fence
 
@@ -337,71 +295,60 @@ def test_an_interrupted_reset_is_noticed_and_can_be_repeated(
 
     monkeypatch.setattr(epoch_module._Opening, "_fence", crash)
     with pytest.raises(KeyboardInterrupt):
-        reset_epoch(connection, scene.client, flow, apply=True)
+        scene.reset(database_url, apply=True)
     monkeypatch.undo()
 
     with pytest.raises(HistoryDiverged, match="was not finished"):
         scene.stream(database_url)
-    assert reset_epoch(connection, scene.client, flow, apply=True).new_epoch == 4
-    scene.stream(database_url)
-    scene.consume(database_url)
-    scene.assert_exact(database_url)
+    assert scene.reset(database_url, apply=True).new_epoch == 4
+    scene.finish(database_url)
 
 
 def test_a_checkpoint_beyond_the_journal_is_moved_back_to_its_end(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
+    scene: ReadScene, database_url: str, connection: Connection
 ) -> None:
     """It has passed records that Postgres has lost; the same offsets now belong to other records."""
-    connection.execute(EFFECTS)
-    scene.stage(database_url, 20, "first")
-    scene.stream(database_url)
+    scene.publish(database_url, 20, "first")
     scene.consume(database_url)
     connection.execute('UPDATE penstock.checkpoints SET "offset" = "offset" + 5 WHERE shard = 0')
     pretend_loss(scene, 2)
     scene.stage(database_url, 30, "second")
 
-    plan = reset_epoch(connection, scene.client, flow, apply=True)
+    plan = scene.reset(database_url, apply=True)
 
     assert [(each.consumer, each.shard, each.offset - each.journal) for each in plan.rewound] == [
         ("reader", "things/0", 5)
     ]
-    scene.stream(database_url)
-    scene.consume(database_url)
-    scene.assert_exact(database_url)
+    scene.finish(database_url)
 
 
 def test_a_record_that_is_gone_keeps_its_offset_where_somebody_has_read_that_far(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
+    scene: ReadScene, database_url: str, connection: Connection
 ) -> None:
     """Sequenced again, the records behind it would be at offsets that were passed."""
-    connection.execute(EFFECTS)
     for part in range(3):
-        scene.stage(database_url, 10, f"k{part}")
-        scene.stream(database_url)
+        scene.publish(database_url, 10, f"k{part}")
     scene.consume(database_url)
     connection.execute("DELETE FROM penstock.staged_records WHERE id = 15")
     pretend_loss(scene, 2)
     journal = "SELECT channel, shard, first_offset, record_ids FROM penstock.journal ORDER BY 1, 2, 3"
     before = connection.execute(journal).fetchall()
 
-    plan = reset_epoch(connection, scene.client, flow, apply=True)
+    plan = scene.reset(database_url, apply=True)
 
     assert (plan.missing, plan.deleted) == (1, ())
     assert connection.execute(journal).fetchall() == before
 
 
-def test_a_log_that_agrees_is_not_replayed(
-    scene: Scene, flow: Pipeline, database_url: str, connection: Connection
-) -> None:
-    scene.stage(database_url, 20, "first")
-    scene.stream(database_url)
-    before = extents(scene.client, "penstock", list(scene.things.shard_names))
+def test_a_log_that_agrees_is_not_replayed(scene: ReadScene, database_url: str) -> None:
+    scene.publish(database_url, 20, "first")
+    before = scene.tails()
     pretend_loss(scene, 2)
 
-    plan = reset_epoch(connection, scene.client, flow, apply=True)
+    plan = scene.reset(database_url, apply=True)
 
     assert plan.deleted == ()
-    assert extents(scene.client, "penstock", list(scene.things.shard_names)) == before
+    assert scene.tails() == before
 
 
 def pretend_loss(scene: Scene, epoch: int) -> None:

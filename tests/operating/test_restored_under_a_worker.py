@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.damage import copy_data, restore_data
-from fixtures.flow import ReadLog
+from fixtures.flow import Site
 from fixtures.keeping_pooler import KeepingPooler
 from fixtures.restored import stage, stream
 from penstock import Log, Pipeline
@@ -82,29 +82,23 @@ def pooled_url(server: EmbeddedPostgres) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_streamer_whose_connection_survives_a_restore_compares_again(
-    flow: Pipeline,
-    things: Log,
-    server: EmbeddedPostgres,
-    pooled_url: str,
-    redis_url: str,
-    logged: ReadLog,
-    tmp_path: Path,
+    site: Site, server: EmbeddedPostgres, pooled_url: str, tmp_path: Path
 ) -> None:
     """Guarantee 10: another one has ticked, so that the journal is longer than the log, and only differs."""
-    stage(server.url, things, 10, "kept")
-    stream(flow, server.url, redis_url)
+    stage(server.url, site.things, 10, "kept")
+    stream(site.flow, server.url, site.redis_url)
     copy_data(server, tmp_path / "older")
-    stage(server.url, things, 10, "lost")
-    streamers = [Streamer(flow, pooled_url, redis_url, prepare=False) for _ in range(2)]
+    stage(server.url, site.things, 10, "lost")
+    streamers = [Streamer(site.flow, pooled_url, site.redis_url, prepare=False) for _ in range(2)]
     for each in streamers:
         each.drain()
     restore_data(server, tmp_path / "older")
-    stage(server.url, things, 100, "new")
+    stage(server.url, site.things, 100, "new")
 
     for each in streamers:
         with pytest.raises(ServerUnavailable, match="compared"):
             each.stream()
-    keys = [record.key for records in logged(things).values() for record in records]
+    keys = [record.key for records in site.log().values() for record in records]
     assert not [key for key in keys if key.startswith("new")]
     for each in streamers:
         each.close()

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
+from fixtures.flow import Site
 from penstock import Job, Log, Pipeline, Queue
 from penstock.consuming import make_worker
 from penstock.database.connections import Connection, connect_postgres, name_application
@@ -115,23 +116,14 @@ def end(connection: Connection) -> None:
 @pytest.mark.parametrize(("channel", "name"), [("things", "reader"), ("jobs", "worker")])
 @pytest.mark.parametrize("how", ["locks the table", "waits for another that has"])
 def test_who_holds_the_lock_is_named(
-    how: str,
-    channel: str,
-    name: str,
-    connection: Connection,
-    flow: Pipeline,
-    stage: Callable[[str], int],
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    penstock: CommandLine,
+    site: Site, how: str, channel: str, name: str, stage: Callable[[str], int], penstock: CommandLine
 ) -> None:
     """Guarantee 48."""
-    worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+    worker = make_worker(site.flow, site.flow.get_consumer(name), site.database_url, site.redis_url)
     record, stopped = stage(channel), threading.Event()
     with (
-        psycopg.connect(database_url, application_name="migration", autocommit=False) as holder,
-        psycopg.connect(database_url, application_name="next in line", autocommit=False) as following,
+        psycopg.connect(site.database_url, application_name="migration", autocommit=False) as holder,
+        psycopg.connect(site.database_url, application_name="next in line", autocommit=False) as following,
     ):
         holder.execute("LOCK TABLE public.effects IN ACCESS EXCLUSIVE MODE")
         threads = [threading.Thread(target=worker.run, args=(stopped.is_set,), daemon=True)]
@@ -141,12 +133,12 @@ def test_who_holds_the_lock_is_named(
             thread.start()
         try:
             eventually(
-                lambda: any(each.blockers for each in status(Store(connection), redis_client, flow).sessions),
+                lambda: any(each.blockers for each in status(Store(site.connection), site.client, site.flow).sessions),
                 "it waits",
             )
-            found = status(Store(connection), redis_client, flow)
-            cause = explain(Store(connection), redis_client, RecordId(record))
-            advice = [each for each in diagnose(Store(connection), redis_client, flow) if name in each.message]
+            found = status(Store(site.connection), site.client, site.flow)
+            cause = explain(Store(site.connection), site.client, RecordId(record))
+            advice = [each for each in diagnose(Store(site.connection), site.client, site.flow) if name in each.message]
             line = f"blocked: {name} has waited "
             if (how, channel) == ("locks the table", "things"):  # after five seconds
                 eventually(lambda: line in penstock("status").stdout, "it is shown")
@@ -204,23 +196,16 @@ def test_a_session_names_its_release_and_its_process_where_postgres_does_not_cut
     assert WorkerSession(name_application(f"consumer {name}")[:63], 1, "handler", None).belongs_to(name)
 
 
-def test_a_status_counts_connections_by_release_and_a_mix_is_no_fault(
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
-    penstock: CommandLine,
-    flow: Pipeline,
-    streamer: Streamer,
-) -> None:
+def test_a_status_counts_connections_by_release_and_a_mix_is_no_fault(site: Site, penstock: CommandLine) -> None:
     """But for the connection that has read it.  A process that notes no release is unknown."""
-    streamer.drain()
-    before = status(Store(connection), redis_client, flow).releases
+    site.streamer.drain()
+    before = status(Store(site.connection), site.client, site.flow).releases
     with ExitStack() as stack:
         for name in ("consumer a", "streamer"):
-            stack.enter_context(connect_postgres(database_url, application=name))
+            stack.enter_context(connect_postgres(site.database_url, application=name))
         for name in ("penstock consumer a", "penstock consumer a/0.0.9", "penstock consumer b/0.0.9", "shop/7"):
-            stack.enter_context(psycopg.connect(database_url, application_name=name))
-        found, shown = status(Store(connection), redis_client, flow), penstock("status").stdout
+            stack.enter_context(psycopg.connect(site.database_url, application_name=name))
+        found, shown = status(Store(site.connection), site.client, site.flow), penstock("status").stdout
         printed = json.loads(penstock("status", "--json").stdout)["releases"]
 
     added = {release: count - before.get(release, 0) for release, count in found.releases.items()}
@@ -281,31 +266,25 @@ def lock_too(connection: psycopg.Connection) -> None:
     ("does", "says"), [("sleeps", "busy in its handler"), ("runs a statement", "busy with one statement")]
 )
 def test_a_handler_that_takes_long_is_told_from_a_worker_that_does_not_run(
-    does: str,
-    says: str,
-    channel: str,
-    name: str,
-    connection: Connection,
-    flow: Pipeline,
-    handlers: Handlers,
-    stage: Callable[[str], int],
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    site: Site, does: str, says: str, channel: str, name: str, handlers: Handlers, stage: Callable[[str], int]
 ) -> None:
     handlers.does = does
     record, stopped = stage(channel), threading.Event()
-    worker = make_worker(flow, flow.get_consumer(name), database_url, redis_url)
+    worker = make_worker(site.flow, site.flow.get_consumer(name), site.database_url, site.redis_url)
     thread = threading.Thread(target=worker.run, args=(stopped.is_set,), daemon=True)
     thread.start()
     try:
         # A worker's other connection may be seen amid a short statement as well: no session is too short here.
-        cause = eventually(partial(find_cause, connection, redis_client, record, says), "explain says that it is busy")
-        advice = eventually(partial(find_advice, connection, redis_client, flow, name, says), "doctor says it, too")
+        cause = eventually(
+            partial(find_cause, site.connection, site.client, record, says), "explain says that it is busy"
+        )
+        advice = eventually(
+            partial(find_advice, site.connection, site.client, site.flow, name, says), "doctor says it, too"
+        )
     finally:
         stopped.set()
         handlers.go.set()
-        end(connection)
+        end(site.connection)
         thread.join(60)
         worker.close()
 

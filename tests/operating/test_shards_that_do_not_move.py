@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from fixtures.command_line import CommandLine
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
@@ -96,10 +96,9 @@ def test_records_of_a_channel_that_is_neither_registered_nor_declared_are_an_err
 
 
 def test_a_missing_checkpoint_is_lag_and_an_error(
-    connection: Connection, redis_client: redis.Redis, reading: Pipeline, things: Log, streamer: Streamer
+    connection: Connection, redis_client: redis.Redis, reading: Pipeline, publish: Publish
 ) -> None:
-    stage_rows(connection, things, 20)
-    streamer.drain()
+    publish(20)
     before = status(Store(connection), redis_client, reading)
     connection.execute("DELETE FROM penstock.checkpoints WHERE shard = 1")
 
@@ -116,10 +115,9 @@ def test_a_missing_checkpoint_is_lag_and_an_error(
 
 @pytest.mark.parametrize("damage", ["another type", "a foreign entry"])
 def test_a_damaged_shard_is_an_error_and_the_others_are_shown(
-    connection: Connection, redis_client: redis.Redis, reading: Pipeline, things: Log, streamer: Streamer, damage: str
+    connection: Connection, redis_client: redis.Redis, reading: Pipeline, publish: Publish, damage: str
 ) -> None:
-    stage_rows(connection, things, 20)
-    streamer.drain()
+    publish(20)
     stream = log_keys(DEFAULT_SCOPE.namespace, ShardName("things", Shard(0))).stream
     if damage == "another type":
         redis_client.delete(stream)
@@ -141,10 +139,9 @@ def test_a_damaged_shard_is_an_error_and_the_others_are_shown(
 
 
 def test_a_verification_from_a_place_compares_its_shard_alone(
-    connection: Connection, redis_client: redis.Redis, reading: Pipeline, things: Log, streamer: Streamer
+    connection: Connection, redis_client: redis.Redis, reading: Pipeline, publish: Publish
 ) -> None:
-    stage_rows(connection, things, 20)
-    streamer.drain()
+    publish(20)
     shards = list(reading.shard_names)
 
     def ranges(place: str) -> list[tuple[str, int]]:

@@ -8,7 +8,8 @@ import redis
 from sqlalchemy.orm import Session
 
 from fixtures.clients import connect_redis
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, Publish, Site, stage_rows
+from fixtures.inspecting import ReadStatus
 from penstock import Log, Pipeline, Snooze
 from penstock.channels.log.streams import evict
 from penstock.consuming import WorkerSetup
@@ -26,10 +27,8 @@ from penstock.streaming import Streamer
 
 @pytest.fixture
 def reader(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
-    @flow.consumer(reads=things, name="reader")
-    def reader(_session: object, records: Sequence[object]) -> None:
-        del records
-
+    """A worker that is not open yet, so that its consumer is not registered."""
+    flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
     yield worker
     worker.close()
@@ -45,19 +44,14 @@ def totals(found: Status) -> tuple[int, int, int | None]:
 
 
 def test_a_record_counts_as_staged_then_as_published_then_as_applied(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    reader: LogWorker,
+    connection: Connection, read_status: ReadStatus, things: Log, streamer: Streamer, reader: LogWorker
 ) -> None:
     stage_rows(connection, things, 10)
-    before = status(Store(connection), redis_client, flow)
+    before = read_status()
     streamer.drain()
-    between = status(Store(connection), redis_client, flow)
+    between = read_status()
     reader.drain()
-    after = status(Store(connection), redis_client, flow)
+    after = read_status()
 
     assert totals(before) == (10, 0, 0)
     assert max(s.staged_s for s in before.channels[0].shards) > 0
@@ -85,8 +79,7 @@ def test_a_record_counts_as_staged_then_as_published_then_as_applied(
 )
 def test_the_latency_of_a_shard_is_that_of_the_record_at_its_checkpoint(
     connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
+    read_status: ReadStatus,
     streamer: Streamer,
     reader: LogWorker,
     change: str,
@@ -108,11 +101,7 @@ def test_the_latency_of_a_shard_is_that_of_the_record_at_its_checkpoint(
         "LEFT JOIN penstock.staged_records ON id = 2 WHERE checkpoints.shard = 0"
     ).fetchall()
     found, unasked = (
-        [
-            shard.latency_s
-            for shard in status(Store(connection), redis_client, flow, with_latency=asks).consumers[0].shards
-        ]
-        for asks in (True, False)
+        [shard.latency_s for shard in read_status(with_latency=asks).consumers[0].shards] for asks in (True, False)
     )
 
     assert found == [pytest.approx(max(0, expected)) if is_known else None, None]
@@ -120,7 +109,7 @@ def test_the_latency_of_a_shard_is_that_of_the_record_at_its_checkpoint(
 
 
 def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log, streamer: Streamer
+    connection: Connection, read_status: ReadStatus, flow: Pipeline, things: Log, streamer: Streamer
 ) -> None:
     flow.consumer(reads=things, name="reader")(lambda _session, _records: None)
     register_consumer(Store(connection, flow.scope), flow.get_consumer("reader"))
@@ -131,19 +120,17 @@ def test_the_age_of_a_lag_is_that_of_the_first_record_not_yet_applied(
     )
     streamer.drain()
 
-    late = {s.shard: s.lag_s for s in status(Store(connection), redis_client, flow).consumers[0].shards}
+    late = {s.shard: s.lag_s for s in read_status().consumers[0].shards}
 
     assert late[1] > 3599
     assert late[0] < 60
 
 
-def test_the_oldest_open_transaction_is_named(
-    connection: Connection, redis_client: redis.Redis, database_url: str
-) -> None:
+def test_the_oldest_open_transaction_is_named(read_status: ReadStatus, database_url: str) -> None:
     with connect_postgres(database_url, application="slow report") as slow:
         slow.execute("BEGIN")
         slow.execute("SELECT 1")
-        found = status(Store(connection), redis_client).oldest_transaction
+        found = read_status(None).oldest_transaction
         pid = slow.info.backend_pid
 
     assert found is not None
@@ -161,11 +148,7 @@ def test_without_redis_everything_else_is_shown(connection: Connection, flow: Pi
 
 
 def test_a_redis_that_does_not_answer_is_asked_once(
-    connection: Connection,
-    redis_client: redis.Redis,
-    flow: Pipeline,
-    streamer: Streamer,
-    monkeypatch: pytest.MonkeyPatch,
+    connection: Connection, read_status: ReadStatus, streamer: Streamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another time-out would double the wait, also for the logs of sources."""
     streamer.drain()
@@ -181,12 +164,12 @@ def test_a_redis_that_does_not_answer_is_asked_once(
 
     monkeypatch.setattr(gathering, "extents", refuse)
 
-    found = status(Store(connection), redis_client, flow)
+    found = read_status()
 
     assert (found.redis, len(asked)) == ("timed out", 1)
 
 
-def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, redis_client: redis.Redis) -> None:
+def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, read_status: ReadStatus) -> None:
     connection.execute(
         """
         INSERT INTO penstock.reconciliations (name, consumer, engine, intent, compared, missing, surplus, different, outcome, ended_at)
@@ -196,7 +179,7 @@ def test_the_last_run_of_each_reconciliation_is_shown(connection: Connection, re
         """
     )
 
-    shown = status(Store(connection), redis_client).reconciliations
+    shown = read_status(None).reconciliations
 
     assert [(r.name, r.intent, r.differences, r.outcome) for r in shown] == [
         ("copies", "repair", 2, "repaired"),
@@ -234,13 +217,7 @@ def commands(client: redis.Redis) -> int:
 
 
 def test_the_reason_why_a_shard_waits_is_shown(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    redis_client: redis.Redis,
-    database_url: str,
-    redis_url: str,
-    streamer: Streamer,
+    flow: Pipeline, things: Log, read_status: ReadStatus, open_worker: OpenWorker, publish: Publish
 ) -> None:
     """Guarantee 13: until the next record is applied."""
     asked = iter([True])
@@ -250,34 +227,29 @@ def test_the_reason_why_a_shard_waits_is_shown(
             raise Snooze(0.6, "the service is away")
 
     flow.consumer(reads=things, name="reader", isolation="READ COMMITTED")(waits)
-    stage_rows(connection, things, 1)
-    streamer.drain()
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
+    publish(1)
+    with open_worker() as worker:
         worker.round(0)
-        [(consumer, _, reason)] = status(Store(connection), redis_client, flow).waiting
+        [(consumer, _, reason)] = read_status().waiting
         worker.drain()
 
     assert (consumer, reason) == ("reader", "waiting after Snooze: the service is away")
-    assert status(Store(connection), redis_client, flow).waiting == ()
+    assert read_status().waiting == ()
 
 
 @pytest.mark.parametrize("entries", ["plain", "packed"])
 def test_the_log_is_counted_in_records_whatever_its_entries_hold(
-    entries: Literal["plain", "packed"],
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
-    redis_url: str,
+    site: Site, entries: Literal["plain", "packed"]
 ) -> None:
     things = Log("things", shards=1, entries=entries)
     flow = Pipeline([things])
-    with Streamer(flow, database_url, redis_url) as streamer:
+    with Streamer(flow, site.database_url, site.redis_url) as streamer:
         for _ in range(3):
-            stage_rows(connection, things, 20)
+            stage_rows(site.connection, things, 20)
             streamer.drain()
-    evict(redis_client, "penstock", things.shard_names[0], Offset(30))
+    evict(site.client, "penstock", things.shard_names[0], Offset(30))
 
-    [shard] = status(Store(connection), redis_client, flow).channels[0].shards
+    [shard] = status(Store(site.connection), site.client, flow).channels[0].shards
 
     first = {"plain": 30, "packed": 21}[entries]
     assert (shard.first, shard.records, shard.published) == (first, 61 - first, 60)
