@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ import pytest
 import redis
 
 from fixtures.documents import ROOT
-from fixtures.flow import stage_rows
-from penstock import Log
+from fixtures.flow import Publish, Site
 from penstock.channels.routing import ick_shard_keys
 from penstock.clients import DirtyList
-from penstock.database.connections import Connection
 from penstock.records import Record, Shard, ShardName
-from penstock.streaming import Streamer
 
 PAGE = ROOT / "docs" / "reference" / "log-format.md"
 
@@ -69,28 +65,19 @@ socket.on("data", (some) => {
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js")
-def test_the_pages_javascript_reads_the_log(
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
-    logged: Callable[[Log], dict[ShardName, list[Record]]],
-    redis_client: redis.Redis,
-    tmp_path: Path,
-) -> None:
-    stage_rows(connection, things, 100)
-    streamer.drain()
-    connection.execute(
+def test_the_pages_javascript_reads_the_log(site: Site, publish: Publish, tmp_path: Path) -> None:
+    publish(100)
+    site.connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data, headers)"
         """ VALUES ('things', 0, E'a\\n"ü\\t', 'upd\\ate', 'ö', '{"text": "a\\nb"}', '{"trace": "1"}')"""
     )
-    stage_rows(connection, things, 3, "later")
-    streamer.drain()
+    publish(3, "later")
     function, _ = BLOCKS
     script = tmp_path / "read.js"
     script.write_text(function + READ)
-    path = redis_client.connection_pool.connection_kwargs["path"]
+    path = site.client.connection_pool.connection_kwargs["path"]
 
-    for shard, records in logged(things).items():
+    for shard, records in site.log().items():
         key = f"penstock:{{{shard}}}:log"
         done = subprocess.run(["node", str(script), path, key], capture_output=True, text=True, check=True, timeout=60)
         assert json.loads(done.stdout) == [as_javascript(record) for record in records]

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.crashing import INDEX
 from fixtures.dirty import DOCUMENTS, check_copy, declare_index, mark_changed
-from fixtures.flow import running
+from fixtures.flow import Site, running
 from fixtures.proxy import COMMIT, Harm, Proxy, behind
 from fixtures.running_pipeline import Processes
 from penstock import Pipeline
@@ -160,22 +160,19 @@ def all_is_done(connection: Connection, client: redis.Redis) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
-def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    postgres_proxy: Proxy,
-    harm: Harm,
-) -> None:
+def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(site: Site, postgres_proxy: Proxy, harm: Harm) -> None:
     """Guarantee 16: at the first COMMIT of its run, at the second, and so on: effects, and what follows them."""
-    connection.execute(DOCUMENTS)
+    site.connection.execute(DOCUMENTS)
     pipeline = Pipeline([INDEX])
     declare_index(pipeline, INDEX)
-    streamer = Streamer(pipeline, database_url, redis_url)
+    streamer = Streamer(pipeline, site.database_url, site.redis_url)
     worker = IckWorker(
         WorkerSetup(
-            pipeline, pipeline.get_consumer("indexer"), behind(postgres_proxy, database_url), redis_url, block_ms=50
+            pipeline,
+            pipeline.get_consumer("indexer"),
+            behind(postgres_proxy, site.database_url),
+            site.redis_url,
+            block_ms=50,
         )
     )
     copied = "SELECT count(*) FROM (TABLE public.documents EXCEPT TABLE public.copies) AS different"
@@ -183,16 +180,16 @@ def test_a_cut_at_any_commit_does_not_end_the_consumer_of_an_ick(
     with running(worker.run):
         for number in range(4):
             postgres_proxy.harm(COMMIT, harm, skip=number % 3)
-            with connection.transaction():
-                mark_changed(connection, ["a", "b", "c"])
+            with site.connection.transaction():
+                mark_changed(site.connection, ["a", "b", "c"])
             streamer.drain()
-            arrived = lambda: connection.execute(copied).fetchone() == (0,)  # noqa: E731
+            arrived = lambda: site.connection.execute(copied).fetchone() == (0,)  # noqa: E731
             eventually(arrived, "the copies follow", timeout_s=60)
             expected = ((number + 1) * 3,)
-            followed = lambda e=expected: connection.execute(progress).fetchone() == e  # noqa: E731
+            followed = lambda e=expected: site.connection.execute(progress).fetchone() == e  # noqa: E731
             eventually(followed, "the checkpoints follow", timeout_s=60)
             postgres_proxy.heal()
 
     streamer.close()
     assert postgres_proxy.harmed > 2
-    check_copy(connection, redis_client, INDEX)
+    check_copy(site.connection, site.client, INDEX)

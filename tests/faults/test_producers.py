@@ -7,10 +7,9 @@ from time import monotonic
 
 import pytest
 
-from fixtures.flow import ReadLog
-from penstock import Log
-from penstock.database.connections import Connection, connect_postgres
-from penstock.streaming import RoundResult, Streamer
+from fixtures.flow import Site
+from penstock.database.connections import connect_postgres
+from penstock.streaming import RoundResult
 
 PRODUCERS = 16
 INSERT = (
@@ -43,37 +42,33 @@ def produce(url: str, number: int, until: float, committed: Counter[str]) -> Non
     [pytest.param(5.0, 2.0, marks=pytest.mark.chaos), pytest.param(30.0, 10.0, marks=pytest.mark.storm)],
 )
 def test_everything_committed_is_in_the_log_once_in_order_while_a_transaction_is_held_open(
-    connection: Connection,
-    database_url: str,
-    streamer: Streamer,
-    things: Log,
-    logged: ReadLog,
-    seconds: float,
-    held_s: float,
+    site: Site, seconds: float, held_s: float
 ) -> None:
     """Guarantees 2, 8 and 14: sequenced = committed, dense, in order per key; the open transaction delays no other."""
-    connection.execute(
+    site.connection.execute(
         "CREATE TABLE public.versions AS SELECT 'k' || i AS key, 0 AS version FROM generate_series(0, 49) AS i"
     )
     counts = [Counter[str]() for _ in range(PRODUCERS)]
     until = monotonic() + seconds
-    threads = [threading.Thread(target=produce, args=(database_url, n, until, counts[n])) for n in range(PRODUCERS)]
+    threads = [
+        threading.Thread(target=produce, args=(site.database_url, n, until, counts[n])) for n in range(PRODUCERS)
+    ]
     for thread in threads:
         thread.start()
     rounds: list[RoundResult] = []
-    with connect_postgres(database_url, application="held") as held:
+    with connect_postgres(site.database_url, application="held") as held:
         with held.transaction():
             held.execute(INSERT, {"shard": 0, "key": "held", "version": 1})
             committed_before = sum(counts, Counter[str]()).total()
             began = monotonic()
-            streamer.run(lambda: monotonic() - began > held_s, rounds.append)
+            site.streamer.run(lambda: monotonic() - began > held_s, rounds.append)
         sequenced_meanwhile = sum(done.sequenced for done in rounds)
     for thread in threads:
         thread.join()
-    streamer.drain()
+    site.streamer.drain()
 
     committed = sum(counts, Counter[str]())
-    log = logged(things)
+    log = site.log()
     records = [record for shard in log.values() for record in shard]
     assert sequenced_meanwhile > committed_before + PRODUCERS
     assert len(records) == committed.total() + 1

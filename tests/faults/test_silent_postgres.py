@@ -55,9 +55,7 @@ def sleep_long(session: Session) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_a_consumer_gives_up_a_silent_connection_and_a_handlers_statement_may_take_longer(
-    reader: Reader,
-    postgres_proxy: Proxy,
-    is_async: bool,  # noqa: FBT001
+    reader: Reader, postgres_proxy: Proxy, *, is_async: bool
 ) -> None:
     """Guarantee 15."""
 
@@ -79,12 +77,7 @@ def test_a_consumer_gives_up_a_silent_connection_and_a_handlers_statement_may_ta
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.usefixtures("short_intervals")
 def test_a_worker_of_a_queue_gives_up_a_silent_connection(
-    working: Pipeline,
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
-    postgres_proxy: Proxy,
-    is_async: bool,  # noqa: FBT001
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, postgres_proxy: Proxy, *, is_async: bool
 ) -> None:
     """Guarantee 15."""
 

@@ -11,6 +11,7 @@ import redis
 
 from fixtures.crashing import INDEX, THINGS, start_suspended_streamer, work
 from fixtures.dirty import check_copy
+from fixtures.flow import Site
 from fixtures.running_pipeline import THINGS as RUNNING_THINGS
 from fixtures.running_pipeline import Processes
 from fixtures.truth import Load, await_everything, change
@@ -42,30 +43,25 @@ def sleepers() -> Iterator[list[BaseProcess]]:
 
 @pytest.mark.parametrize("point", [*WHILE_LOCKED, *BETWEEN])
 def test_a_suspended_streamer_delays_others_only_briefly_and_does_no_harm_when_it_resumes(
-    point: str,
-    books: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    sleepers: list[BaseProcess],
+    site: Site, point: str, books: Connection, sleepers: list[BaseProcess]
 ) -> None:
     """Guarantee 3: nothing relies on a lease; the server releases the sleeper's locks."""
-    work(database_url, redis_url, rounds=(8,))
+    work(site.database_url, site.redis_url, rounds=(8,))
     change(books, ["k1", "k2", "k3"])
-    sleeper = start_suspended_streamer(point, database_url, redis_url)
+    sleeper = start_suspended_streamer(point, site.database_url, site.redis_url)
     sleepers.append(sleeper)
     assert sleeper.pid is not None
     stat = Path("/proc", str(sleeper.pid), "stat")
     eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the streamer is suspended")
 
-    work(database_url, redis_url, rounds=(8, 4))
+    work(site.database_url, site.redis_url, rounds=(8, 4))
     os.kill(sleeper.pid, signal.SIGCONT)
     sleeper.join(60)
-    work(database_url, redis_url, rounds=(8, 4))
+    work(site.database_url, site.redis_url, rounds=(8, 4))
 
     assert sleeper.exitcode == 0
-    assert await_everything(books, redis_client, THINGS) == 8 + 3 + 12 + 12
-    check_copy(books, redis_client, INDEX)
+    assert await_everything(books, site.client, THINGS) == 8 + 3 + 12 + 12
+    check_copy(books, site.client, INDEX)
 
 
 def test_streamers_suspended_alternately_under_load_make_one_log(

@@ -47,6 +47,20 @@ def reset(history: History) -> Any:
     return plan
 
 
+def recover(history: History, *commands: tuple[str, ...]) -> Any:
+    """Opens a new epoch once everything has stopped, and goes on in it; returns the plan."""
+    assert_stopped(history)
+    plan = reset(history)
+    history.start(*commands)
+    history.await_effects()
+    return plan
+
+
+def assert_exact(history: History) -> None:
+    assert history.exact() > 20
+    history.run("verify")
+
+
 def test_postgres_restored_to_an_older_base_backup_under_load(history: History) -> None:
     """Guarantee 10: everything stops before the first lost record takes effect; the way out is exact and tells what was lost."""
     history.start()
@@ -97,14 +111,10 @@ def test_postgres_restored_to_a_point_in_time(history: History) -> None:
 
         restored = history.add_server("restored", backup, recover_to=("before", archive))
         history.turn_to(restored)
-        assert_stopped(history)
-        plan = reset(history)
-        history.start(("run", "--engine", "inline"))
-        history.await_effects()
+        plan = recover(history, ("run", "--engine", "inline"))
 
     assert plan["in_doubt"]
-    assert history.exact() > 20
-    history.run("verify")
+    assert_exact(history)
 
 
 @pytest.mark.storm
@@ -139,14 +149,10 @@ def test_a_standby_that_lacks_the_last_commits_promoted_under_load(history: Hist
         history.postgres.kill()
         history.promote(standby)
         history.turn_to(standby)
-        assert_stopped(history)
-        plan = reset(history)
-        history.start()
-        history.await_effects()
+        plan = recover(history)
 
     assert plan["in_doubt"]
-    assert history.exact() > 20
-    history.run("verify")
+    assert_exact(history)
 
 
 @pytest.mark.storm
@@ -160,14 +166,10 @@ def test_a_database_dumped_under_load_and_loaded_into_another_cluster(history: H
         history.await_effects()
         history.program("psql", "--quiet", "--set=ON_ERROR_STOP=1", database=other.url, text=dump)
         history.turn_to(other)
-        assert_stopped(history)
-        plan = reset(history)
-        history.start()
-        history.await_effects()
+        plan = recover(history)
 
     assert plan["in_doubt"]
-    assert history.exact() > 20
-    history.run("verify")
+    assert_exact(history)
 
 
 @pytest.mark.storm
@@ -202,8 +204,7 @@ def test_a_database_replicated_into_a_new_cluster(history: History) -> None:
 
     assert plan["in_doubt"] == []
     assert [process.poll() for process in (one, two)] == [None, None]
-    assert history.exact() > 20
-    history.run("verify")
+    assert_exact(history)
 
 
 @pytest.mark.storm
@@ -216,20 +217,13 @@ def test_a_redis_from_before_a_new_epoch_does_not_bring_lost_records_back(histor
         history.await_effects()
         copy_data(history.redis, history.directory / "older")
         restore_data(history.postgres, backup)
-        assert_stopped(history)
-        reset(history)
-        history.start(("run", "--engine", "inline"))
-        history.await_effects()
+        recover(history, ("run", "--engine", "inline"))
 
         restore_data(history.redis, history.directory / "older")
-        assert_stopped(history)
-        reset(history)
-        history.start(("run", "--engine", "inline"))
-        history.await_effects()
+        recover(history, ("run", "--engine", "inline"))
 
-    assert history.exact() > 20
+    assert_exact(history)
     assert history.count(LOST_EFFECTS) == 0
-    history.run("verify")
 
 
 @pytest.mark.storm
@@ -243,10 +237,7 @@ def test_a_run_on_spark_stops_when_postgres_is_restored(history: History) -> Non
         backup = history.back_up("backup")
         history.await_effects()
         restore_data(history.postgres, backup)
-        assert_stopped(history)
-        plan = reset(history)
-        history.start(("run", "--engine", "inline"))
-        history.await_effects()
+        plan = recover(history, ("run", "--engine", "inline"))
 
     assert plan["in_doubt"]
     assert history.exact() > 20

@@ -5,12 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
-import redis
 
+from fixtures.flow import Site
 from fixtures.running_pipeline import Process, Processes
 from fixtures.truth import TABLES, Load, await_everything
 from penstock import Log
-from penstock.database.connections import Connection
 from penstock.testing import eventually
 
 APPLICATION = """
@@ -37,15 +36,10 @@ def kill(process: Process) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_shards_change_under_load_and_kills_and_deployments_in_both_orders(
-    engine: str,
-    penstock_processes: Processes,
-    tmp_path: Path,
-    connection: Connection,
-    database_url: str,
-    redis_client: redis.Redis,
+    site: Site, engine: str, penstock_processes: Processes, tmp_path: Path
 ) -> None:
     """Guarantees 4 and 6: 4 → 6, the application first; 6 → 3, the workers first; nothing lost, doubled or out of order."""
-    connection.execute(TABLES)
+    site.connection.execute(TABLES)
     (tmp_path / "shop.py").write_text(APPLICATION)
 
     def deploy_workers(shards: int) -> Process:
@@ -55,7 +49,7 @@ def test_shards_change_under_load_and_kills_and_deployments_in_both_orders(
     def await_effects(first: int) -> None:
         """Of both consumers, in the shards of a generation."""
         query = "SELECT count(DISTINCT consumer) FROM public.effects WHERE shard >= %s"
-        found = lambda: connection.execute(query, [first]).fetchone() == (2,)  # noqa: E731
+        found = lambda: site.connection.execute(query, [first]).fetchone() == (2,)  # noqa: E731
         eventually(found, f"records flow in shards from {first} on", timeout_s=TIMEOUT_S)
 
     def reshard(shards: int) -> None:
@@ -63,7 +57,7 @@ def test_shards_change_under_load_and_kills_and_deployments_in_both_orders(
         assert penstock_processes(*words).wait(TIMEOUT_S) == 0
 
     running = deploy_workers(4)
-    with Load(database_url, shards=4) as load:
+    with Load(site.database_url, shards=4) as load:
         await_effects(0)
         reshard(6)
         load.shards = 6
@@ -83,6 +77,6 @@ def test_shards_change_under_load_and_kills_and_deployments_in_both_orders(
         load.shards = 3
         load.go_on(0.5)
 
-    found = await_everything(connection, redis_client, ALL_SHARDS, at_home=False, timeout_s=TIMEOUT_S)
+    found = await_everything(site.connection, site.client, ALL_SHARDS, at_home=False, timeout_s=TIMEOUT_S)
     assert found > 100
     kill(running)

@@ -3,10 +3,7 @@
 import pytest
 
 from fixtures.constants import SetConstants
-from fixtures.flow import stage_rows
-from penstock import Log
-from penstock.database.connections import Connection
-from penstock.streaming import Streamer
+from fixtures.flow import Publish
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +14,7 @@ def _hurried(set_constants: SetConstants) -> None:
 
 
 @pytest.fixture
-def where(connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str) -> dict[str, str]:
+def where(publish: Publish, database_url: str, redis_url: str) -> dict[str, str]:
     """Options for a channel with 100 records in two shards."""
-    stage_rows(connection, things, 100)
-    streamer.drain()
+    publish(100)
     return {"channel": "things", "databaseUrl": database_url, "redisUrl": redis_url}

@@ -45,10 +45,7 @@ def end_of_a_worker(module: str, directory: str) -> str:
 
 
 @pytest.mark.parametrize(("module", "prints"), [("penstock.spark.daemon", False), ("pyspark.daemon", True)])
-def test_a_worker_whose_connection_spark_has_closed_ends_quietly(
-    module: str,
-    prints: bool,  # noqa: FBT001
-) -> None:
+def test_a_worker_whose_connection_spark_has_closed_ends_quietly(module: str, *, prints: bool) -> None:
     """Once Spark's own daemon does as well, ours is not needed any more."""
     with TemporaryDirectory(prefix="d-") as directory:
         said = end_of_a_worker(module, directory)

@@ -6,10 +6,7 @@ import sys
 
 import pytest
 
-from fixtures.flow import stage_rows
-from penstock import Log
-from penstock.database.connections import Connection
-from penstock.streaming import Streamer
+from fixtures.flow import Publish
 
 SCRIPT = """
 import sys
@@ -30,11 +27,8 @@ print("found", ick.load().columns[:2])
 
 
 @pytest.mark.spark
-def test_a_session_finds_the_sources_without_registration(
-    connection: Connection, streamer: Streamer, things: Log, database_url: str, redis_url: str
-) -> None:
-    stage_rows(connection, things, 100)
-    streamer.drain()
+def test_a_session_finds_the_sources_without_registration(publish: Publish, database_url: str, redis_url: str) -> None:
+    publish(100)
 
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, database_url, redis_url],

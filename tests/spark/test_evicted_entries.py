@@ -7,8 +7,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
-from fixtures.flow import stage_rows
-from penstock import Log, Pipeline
+from fixtures.flow import Site, stage_rows
+from penstock import Log
 from penstock.channels.log.streams import extents
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
@@ -59,21 +59,13 @@ def test_the_log_is_read_from_the_journals_beginning(
 
 
 def test_a_set_based_consumer_far_behind_catches_up(
-    spark: SparkSession,
-    flow: Pipeline,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    set_constants: SetConstants,
+    site: Site, spark: SparkSession, set_constants: SetConstants
 ) -> None:
     """Guarantee 12: in several DataFrames of each place, and exactly."""
     set_constants("engines.spark.dataframes", RECORDS_A_BATCH=1000)
-    connection.execute('CREATE TABLE public.applied (shard int, "offset" bigint)')
+    site.connection.execute('CREATE TABLE public.applied (shard int, "offset" bigint)')
 
-    @flow.consumer(reads=things, dataframe=True)
+    @site.flow.consumer(reads=site.things, dataframe=True)
     def reader(session: Session, frame: DataFrame) -> None:
         for row in frame.select("shard", "offset").collect():
             session.execute(text("INSERT INTO public.applied VALUES (:s, :o)"), {"s": row[0], "o": row[1]})
@@ -85,14 +77,16 @@ def test_a_set_based_consumer_far_behind_catches_up(
         backfilled += consumed.backfilled  # type: ignore[attr-defined]
 
     before = spark.sparkContext._jsc.getPersistentRDDs().size()  # others of the session have some
-    with FrameWorker(spark, WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
-        publish(streamer, connection, things, 3000)
-        begins = [e.first for e in extents(redis_client, "penstock", things.shard_names).values()]
+    with FrameWorker(
+        spark, WorkerSetup(site.flow, site.flow.get_consumer("reader"), site.database_url, site.redis_url)
+    ) as worker:
+        publish(site.streamer, site.connection, site.things, 3000)
+        begins = [e.first for e in extents(site.client, "penstock", site.things.shard_names).values()]
         assert worker.drain(count) == 3000
         cached = spark.sparkContext._jsc.getPersistentRDDs().size()
 
-    rows = connection.execute('SELECT shard, "offset" FROM public.applied ORDER BY 1, 2').fetchall()
-    tails = {s.shard: e.tail for s, e in extents(redis_client, "penstock", things.shard_names).items()}
+    rows = site.connection.execute('SELECT shard, "offset" FROM public.applied ORDER BY 1, 2').fetchall()
+    tails = {s.shard: e.tail for s, e in extents(site.client, "penstock", site.things.shard_names).items()}
     assert rows == [(s, o) for s, tail in sorted(tails.items()) for o in range(1, tail + 1)]
     assert backfilled == sum(first - 1 for first in begins)
     assert cached - before <= 3, "DataFrames are released"

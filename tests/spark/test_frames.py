@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from fixtures.crash_points import SPARK_CRASH_POINTS, killed_at
 from fixtures.damaged_entries import PLAIN, damage_entry
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
@@ -26,7 +26,6 @@ from penstock.errors import DeclarationError
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.reconciling.cut import Barrier, cut, pinned
 from penstock.records import DEFAULT_SCOPE
-from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 Run = Callable[..., None]
@@ -72,12 +71,11 @@ def counted(connection: Connection) -> dict[str, Any]:
 
 
 def test_every_record_counts_once_however_often_the_consumer_is_started(
-    run: Run, streamer: Streamer, connection: Connection, things: Log
+    run: Run, connection: Connection, publish: Publish
 ) -> None:
     """Guarantee 4."""
     for prefix, count in (("a", 300), ("b", 200)):
-        stage_rows(connection, things, count, prefix)
-        streamer.drain()
+        publish(count, prefix)
         run()
         run()
 
@@ -86,11 +84,10 @@ def test_every_record_counts_once_however_often_the_consumer_is_started(
 
 @pytest.mark.parametrize("point", SPARK_CRASH_POINTS)
 def test_effect_and_checkpoints_are_one_transaction(
-    run: Run, streamer: Streamer, connection: Connection, things: Log, point: str
+    run: Run, connection: Connection, publish: Publish, point: str
 ) -> None:
     """Guarantee 4."""
-    stage_rows(connection, things, 100, "a")
-    streamer.drain()
+    publish(100, "a")
     with killed_at(point):
         run()
     assert counted(connection) == ({"a": 100} if point.endswith("after_commit") else {})
@@ -100,10 +97,9 @@ def test_effect_and_checkpoints_are_one_transaction(
     assert counted(connection) == {"a": 100}
 
 
-def test_two_queries_at_once_count_once(run: Run, streamer: Streamer, connection: Connection, things: Log) -> None:
+def test_two_queries_at_once_count_once(run: Run, connection: Connection, publish: Publish) -> None:
     """Guarantee 5."""
-    stage_rows(connection, things, 1000, "a")
-    streamer.drain()
+    publish(1000, "a")
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
@@ -117,10 +113,9 @@ def test_two_queries_at_once_count_once(run: Run, streamer: Streamer, connection
 
 
 def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
-    run: Run, streamer: Streamer, connection: Connection, things: Log
+    run: Run, connection: Connection, publish: Publish
 ) -> None:
-    stage_rows(connection, things, 50, "a")
-    streamer.drain()
+    publish(50, "a")
     run()
 
     reset_checkpoint(Store(connection), "letters", "earliest", apply=True)
@@ -131,11 +126,10 @@ def test_the_next_run_begins_at_a_checkpoint_that_was_moved_back(
 
 @pytest.mark.things(entries="plain")
 def test_records_that_the_log_has_lost_come_from_postgres(
-    run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
+    run: Run, publish: Publish, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """Guarantee 12."""
-    stage_rows(connection, things, 100, "a")
-    streamer.drain()
+    publish(100, "a")
     for shard in things.shard_names:
         redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="11-0", approximate=False)
 
@@ -145,11 +139,10 @@ def test_records_that_the_log_has_lost_come_from_postgres(
 
 
 def test_records_that_several_logs_have_lost_at_their_ends_come_from_postgres(
-    run: Run, streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis
+    run: Run, publish: Publish, connection: Connection, things: Log, redis_client: redis.Redis
 ) -> None:
     """Guarantee 12: each shard is read by itself then, and all of them are applied together."""
-    stage_rows(connection, things, 100, "a")
-    streamer.drain()
+    publish(100, "a")
     for shard in things.shard_names:
         redis_client.xtrim(f"penstock:{{{shard}}}:log", maxlen=0, approximate=False)
 
@@ -159,11 +152,10 @@ def test_records_that_several_logs_have_lost_at_their_ends_come_from_postgres(
 
 
 def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
-    run: Run, consumer: ConsumerSpec, streamer: Streamer, connection: Connection, things: Log, database_url: str
+    run: Run, consumer: ConsumerSpec, connection: Connection, publish: Publish, database_url: str
 ) -> None:
     """Guarantee 28: the rest waits until the state has been pinned."""
-    stage_rows(connection, things, 60, "a")
-    streamer.drain()
+    publish(60, "a")
     run()
 
     def connect() -> Connection:
@@ -171,8 +163,7 @@ def test_a_dataframe_ends_at_a_barrier_and_the_rest_is_applied_after_it(
 
     barrier = Barrier(consumer, DEFAULT_SCOPE)
     with cut(connect, DEFAULT_SCOPE, within=barrier.place) as at:
-        stage_rows(connection, things, 40, "b")
-        streamer.drain()
+        publish(40, "b")
         running = threading.Thread(target=run)
         running.start()
         with pinned(connect, barrier, at):
@@ -202,15 +193,13 @@ def spoil(client: redis.Redis, stream: str, place: int) -> None:
 def test_what_the_log_has_lost_in_its_middle_comes_from_the_journal(
     damage: Callable[[redis.Redis, str, int], None],
     run: Run,
-    streamer: Streamer,
     connection: Connection,
-    things: Log,
+    publish: Publish,
     redis_client: redis.Redis,
 ) -> None:
     run()  # registered, before the first record
     for letter in "abc":
-        stage_rows(connection, things, 40, letter)
-        streamer.drain()
+        publish(40, letter)
     damage(redis_client, "penstock:{things/0}:log", 1)
 
     with capture_logs() as logs:

@@ -6,14 +6,12 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import stage_rows
-from penstock import Log, Pipeline
+from fixtures.flow import Publish, Site
 from penstock.consuming import WorkerSetup
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.engines.spark.dataframes import FrameWorker
 from penstock.operating.channels import reshard
-from penstock.streaming import Streamer
 
 
 def applied(connection: Connection) -> Sequence[tuple[int, int]]:
@@ -23,19 +21,11 @@ def applied(connection: Connection) -> Sequence[tuple[int, int]]:
     ).fetchall()
 
 
-def test_new_shards_are_read_once_the_old_ones_are_passed(
-    spark: SparkSession,
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-) -> None:
+def test_new_shards_are_read_once_the_old_ones_are_passed(site: Site, spark: SparkSession, publish: Publish) -> None:
     """Guarantee 6."""
-    connection.execute("CREATE TABLE public.counts (at int GENERATED ALWAYS AS IDENTITY, shard int, records int)")
+    site.connection.execute("CREATE TABLE public.counts (at int GENERATED ALWAYS AS IDENTITY, shard int, records int)")
 
-    @flow.consumer(reads=things, dataframe=True)
+    @site.flow.consumer(reads=site.things, dataframe=True)
     def count(session: Session, frame: DataFrame) -> None:
         for shard, records in frame.groupBy("shard").count().collect():
             session.execute(
@@ -43,15 +33,15 @@ def test_new_shards_are_read_once_the_old_ones_are_passed(
                 {"shard": shard, "records": records},
             )
 
-    with FrameWorker(spark, WorkerSetup(flow, flow.get_consumer("count"), database_url, redis_url)) as worker:
-        stage_rows(connection, things, 50, "old ")
-        streamer.drain()
-        reshard(Store(connection), "things", 3, apply=True)
-        stage_rows(connection, things, 60, "new ")
-        streamer.drain()
+    with FrameWorker(
+        spark, WorkerSetup(site.flow, site.flow.get_consumer("count"), site.database_url, site.redis_url)
+    ) as worker:
+        publish(50, "old ")
+        reshard(Store(site.connection), "things", 3, apply=True)
+        publish(60, "new ")
         worker.drain()
 
-    found = applied(connection)
+    found = applied(site.connection)
     assert {shard for shard, _ in found[:2]} == {0, 1}
     assert {shard for shard, _ in found[2:]} == {2, 3, 4}
     assert sum(records for _, records in found[:2]) == 50

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the usual name
 
 from fixtures.dirty import DOCUMENTS, check_copy, mark_changed
+from fixtures.flow import Site
 from penstock import Ick
 from penstock.database.connections import Connection, connect_postgres
 from penstock.streaming import Streamer
@@ -59,13 +59,7 @@ def rebuild(spark: SparkSession, database_url: str, dirty: DataFrame) -> None:
 
 @pytest.mark.storm
 def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
-    spark: SparkSession,
-    documents: Connection,
-    streamer: Streamer,
-    redis_client: redis.Redis,
-    database_url: str,
-    redis_url: str,
-    tmp_path: Path,
+    site: Site, spark: SparkSession, documents: Connection, tmp_path: Path
 ) -> None:
     """Guarantees 4 and 6: batches fail before and after their effect, while documents change."""
     dice = random.Random(2)
@@ -76,18 +70,18 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
         end = next(ends, "")
         if end == "before":
             raise ValueError("on purpose")
-        rebuild(spark, database_url, dirty)
+        rebuild(spark, site.database_url, dirty)
         if end:
-            change(documents, streamer, dice)
+            change(documents, site.streamer, dice)
             raise ValueError("on purpose")
 
     for number in range(7):
-        change(documents, streamer, dice)
+        change(documents, site.streamer, dice)
         query = (
             spark.readStream.format("penstock.ick")
             .option("channel", "index")
-            .option("databaseUrl", database_url)
-            .option("redisUrl", redis_url)
+            .option("databaseUrl", site.database_url)
+            .option("redisUrl", site.redis_url)
             .option("takeoverAfterSeconds", "1")
             .option("maxMembersPerTrigger", "10")
             .load()
@@ -103,7 +97,7 @@ def test_a_copy_follows_its_table_through_failing_batches_and_lost_checkpoints(
         if number == 2:
             shutil.rmtree(tmp_path / "checkpoint")
 
-    check_copy(documents, redis_client, INDEX)
+    check_copy(documents, site.client, INDEX)
     assert failed == 3
 
 
@@ -159,30 +153,24 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 @pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_drivers_that_are_killed_forget_no_member(
-    driver: list[subprocess.Popen[bytes]],
-    documents: Connection,
-    streamer: Streamer,
-    redis_client: redis.Redis,
-    database_url: str,
-    redis_url: str,
-    tmp_path: Path,
+    site: Site, driver: list[subprocess.Popen[bytes]], documents: Connection, tmp_path: Path
 ) -> None:
     """Guarantees 4 and 6: SIGKILL of driver, JVM and workers, with its checkpoints and without."""
     dice = random.Random(4)
     written = "SELECT coalesce(sum(xmin::text::bigint), 0) FROM public.copies"
 
     def copied() -> int:
-        with connect_postgres(database_url, application="test") as connection:
+        with connect_postgres(site.database_url, application="test") as connection:
             [(sum_,)] = connection.execute(written.encode()).fetchall()
         return int(sum_)
 
     for number in range(4):
-        driver.append(start(tmp_path, database_url, redis_url))
+        driver.append(start(tmp_path, site.database_url, site.redis_url))
         for _ in range(3):
             before = copied()
 
             def moved(before: int = before) -> bool:
-                change(documents, streamer, dice)
+                change(documents, site.streamer, dice)
                 return copied() != before
 
             eventually(moved, "members are copied", timeout_s=90)
@@ -193,7 +181,7 @@ def test_drivers_that_are_killed_forget_no_member(
 
     def is_equal() -> bool:
         try:
-            check_copy(documents, redis_client, INDEX)
+            check_copy(documents, site.client, INDEX)
         except AssertionError:
             return False
         return True

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from fixtures.clients import connect_redis
 from fixtures.dirty import DOCUMENTS, mark_changed
-from fixtures.flow import stage_rows
+from fixtures.flow import Site, stage_rows
 from fixtures.spark import run_to_end
 from fixtures.topologies import Cluster
 from fixtures.verifying import only
@@ -32,30 +32,24 @@ pytestmark = pytest.mark.channels("things", INDEX)
 
 
 def test_a_log_and_an_ick_are_read_marked_and_verified(
-    spark: SparkSession,
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    database_url: str,
-    cluster: Cluster,
-    tmp_path: Path,
+    site: Site, spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     """One test, because it starts a Cluster."""
-    connection.execute(DOCUMENTS)
-    stage_rows(connection, things, 40)
-    mark_changed(connection, [f"d{n}" for n in range(20)])
-    with Streamer(flow, database_url, cluster.url) as streaming:
+    site.connection.execute(DOCUMENTS)
+    stage_rows(site.connection, site.things, 40)
+    mark_changed(site.connection, [f"d{n}" for n in range(20)])
+    with Streamer(site.flow, site.database_url, cluster.url) as streaming:
         streaming.drain()
-    where = {"databaseUrl": database_url, "redisUrl": cluster.url}
-    examiner = SparkExaminer(spark, database_url, cluster.url, DEFAULT_SCOPE)
+    where = {"databaseUrl": site.database_url, "redisUrl": cluster.url}
+    examiner = SparkExaminer(spark, site.database_url, cluster.url, DEFAULT_SCOPE)
 
     log = spark.read.format("penstock.log").options(**where, channel="things").load()
     assert log.count() == 40
     with connect_redis(cluster.url) as client:
-        sound = verify(Store(connection), client, examiner)
+        sound = verify(Store(site.connection), client, examiner)
         [(entry_id, fields)] = client.xrevrange(LOG, count=1)
         client.xdel(LOG, entry_id)
-        wrong = only(verify(Store(connection), client, examiner))
+        wrong = only(verify(Store(site.connection), client, examiner))
     assert (sound.findings, sound.records) == ([], 60)
     assert (wrong.kind, wrong.offset) == (FindingKind.MISSING, int(fields[b"first"]))
 

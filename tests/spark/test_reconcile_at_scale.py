@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from fixtures.flow import at_work
+from fixtures.flow import Site, at_work
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection, connect_postgres
 from penstock.reconciling.comparison import DifferenceKind
@@ -79,12 +79,7 @@ def bank(flow: Pipeline, things: Log, connection: Connection) -> Connection:
 @pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_a_thousand_differences_in_a_million_keys_under_load(
-    spark: SparkSession,
-    flow: Pipeline,
-    bank: Connection,
-    database_url: str,
-    redis_url: str,
-    record_property: Callable[[str, object], None],
+    site: Site, spark: SparkSession, bank: Connection, record_property: Callable[[str, object], None]
 ) -> None:
     """Guarantee 28: every difference is found and repaired, and nothing else, while records flow."""
     pause, staged = threading.Event(), 0
@@ -92,22 +87,22 @@ def test_a_thousand_differences_in_a_million_keys_under_load(
     def produce(stopped: Callable[[], bool]) -> None:
         nonlocal staged
         began = monotonic()
-        with connect_postgres(database_url, application="producer") as producing:
+        with connect_postgres(site.database_url, application="producer") as producing:
             while not stopped():
                 staged += producing.execute(CHANGE, {"keys": KEYS, "changes": CHANGES}).rowcount
                 pause.wait(max(0.0, began + staged / RATE - monotonic()))
 
     def run(repair: bool = False) -> Reconciled:  # noqa: FBT001, FBT002  named at the call
         return reconcile(
-            lambda: connect_postgres(database_url, application="reconcile"),
+            lambda: connect_postgres(site.database_url, application="reconcile"),
             DEFAULT_SCOPE,
-            flow.get_reconciliation("totals"),
-            SparkComparer(spark, database_url),
+            site.flow.get_reconciliation("totals"),
+            SparkComparer(spark, site.database_url),
             intent="repair" if repair else "compare",
         )
 
     began = monotonic()
-    with at_work(flow, database_url, redis_url, produce):
+    with at_work(site.flow, site.database_url, site.redis_url, produce):
         clean = run()
         for statement in DRIFT:
             bank.execute(statement, {"keys": KEYS})

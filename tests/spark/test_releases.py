@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish
 from fixtures.spark import in_time
-from penstock import Log
-from penstock.database.connections import Connection
 from penstock.errors import InvalidSetting
 from penstock.spark.releases import HAS_ADMISSION_CONTROL, ReadAllAvailable, StartFindingReader
-from penstock.streaming import Streamer
 
 Run = Callable[..., list[int]]
 
@@ -44,12 +41,9 @@ def run(spark: SparkSession, where: dict[str, str], tmp_path: Path) -> Run:
     return go
 
 
-def test_available_now_reads_what_is_there_and_after_a_restart_what_came_since(
-    run: Run, connection: Connection, streamer: Streamer, things: Log
-) -> None:
+def test_available_now_reads_what_is_there_and_after_a_restart_what_came_since(run: Run, publish: Publish) -> None:
     assert run() == [100]
-    stage_rows(connection, things, 50, "more")
-    streamer.drain()
+    publish(50, "more")
     assert run() == [50]
     assert run() == []
 

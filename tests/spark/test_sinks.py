@@ -10,11 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from fixtures.documents import DOCS, blocks, run_blocks
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish
 from fixtures.spark import in_time
-from penstock import Log
-from penstock.database.connections import Connection
-from penstock.streaming import Streamer
 
 PAGE = DOCS / "how-to" / "archive-a-log.md"
 
@@ -77,12 +74,11 @@ def check(values: dict[str, Any], read: Callable[[], list[dict[str, Any]]], more
 
 
 @pytest.fixture
-def more(connection: Connection, streamer: Streamer, things: Log) -> Callable[[], None]:
+def more(publish: Publish) -> Callable[[], None]:
     """Stages and publishes 50 further records."""
 
     def stage() -> None:
-        stage_rows(connection, things, 50, "more")
-        streamer.drain()
+        publish(50, "more")
 
     return stage
 

@@ -9,16 +9,14 @@ import redis
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish
 from fixtures.spark import run_to_end
 from penstock import Log
-from penstock.database.connections import Connection
 from penstock.spark.releases import ReadAllAvailable
 from penstock.spark.sources.record_readers import SparkOffset, StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore
 from penstock.spark.sources.source_options import Options
 from penstock.spark.sources.stream_position import lag
-from penstock.streaming import Streamer
 
 ALL = ReadAllAvailable()
 
@@ -40,16 +38,14 @@ def read(reader: StreamReader, start: SparkOffset, end: SparkOffset) -> list[int
 
 @pytest.mark.parametrize("store", [LogStore, JournalStore])
 def test_a_first_batch_that_is_repeated_begins_where_it_began(
-    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log, store: Any
+    where: dict[str, str], publish: Publish, store: Any
 ) -> None:
     before = make_stream(where, store)
     begun = before.initialOffset()
-    stage_rows(connection, things, 10, "later")
-    streamer.drain()
+    publish(10, "later")
     end = before.latestOffset(begun, ALL)
     planned = read(before, begun, end)
-    stage_rows(connection, things, 10, "latest")
-    streamer.drain()
+    publish(10, "latest")
 
     again = make_stream(where, store)
     repeated = read(again, as_logged(again.initialOffset()), as_logged(end))
@@ -59,14 +55,13 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
 
 
 def test_a_first_batch_without_records_keeps_its_beginning_and_the_second_goes_on_from_it(
-    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log
+    where: dict[str, str], publish: Publish
 ) -> None:
     reader = make_stream(where)
     end = reader.latestOffset(begun := reader.initialOffset(), ALL)
     assert read(reader, begun, end) == []
     assert reader.latestOffset(as_logged(end), ALL) == end, "nothing new is no micro-batch"
-    stage_rows(connection, things, 10, "later")
-    streamer.drain()
+    publish(10, "later")
 
     again = make_stream(where)
     assert read(again, again.initialOffset(), end) == []

@@ -9,7 +9,7 @@ import redis
 from pyspark.sql import DataFrame, SparkSession
 
 from fixtures.constants import SetConstants
-from fixtures.flow import retain_now, stage_rows
+from fixtures.flow import Publish, Site, retain_now, stage_rows
 from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
@@ -54,22 +54,14 @@ BETWEEN = {"startingTimestamp": "2026-01-01T00:00:41Z", "endingTimestamp": "1767
 
 @pytest.mark.parametrize("knows_database", [True, False])
 @pytest.mark.parametrize("store", [LogStore, JournalStore])
-def test_a_batch_reads_from_one_time_to_another(
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    knows_database: object,
-    store: Any,
-) -> None:
-    stage_rows(connection, things, 100)
-    connection.execute(STAGED_EACH_SECOND)
-    streamer.drain()
-    connection.execute(SEQUENCED_LATER)
-    given = {"channel": "things", "redisUrl": redis_url, "shards": "2", **BETWEEN}
+def test_a_batch_reads_from_one_time_to_another(site: Site, knows_database: object, store: Any) -> None:
+    stage_rows(site.connection, site.things, 100)
+    site.connection.execute(STAGED_EACH_SECOND)
+    site.streamer.drain()
+    site.connection.execute(SEQUENCED_LATER)
+    given = {"channel": "things", "redisUrl": site.redis_url, "shards": "2", **BETWEEN}
     if knows_database or store is JournalStore:
-        given["databaseUrl"] = database_url
+        given["databaseUrl"] = site.database_url
     reader = BatchReader(store(parse(given, streaming=False)))
 
     read = [batch for task in reader.partitions() for batch in reader.read(task)]
@@ -99,10 +91,9 @@ def test_records_behind_a_long_transactions_are_not_skipped_by_a_start_at_a_time
 
 
 def test_a_start_at_a_time_reads_what_the_log_has_and_the_journal_no_longer(
-    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log
+    where: dict[str, str], connection: Connection, publish: Publish
 ) -> None:
-    stage_rows(connection, things, 100, "later")
-    streamer.drain()
+    publish(100, "later")
     connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
 
     at = make_stream(where, startingTimestamp="2020-01-01T00:00:00Z").initialOffset()
@@ -131,26 +122,18 @@ def others() -> Log:
     return Log("others", shards=1)
 
 
-def test_one_stream_reads_several_channels(
-    spark: SparkSession,
-    connection: Connection,
-    things: Log,
-    others: Log,
-    database_url: str,
-    redis_url: str,
-    tmp_path: Path,
-) -> None:
-    with Streamer(Pipeline([things, others]), database_url, redis_url) as streamer:
-        stage_rows(connection, things, 60)
-        stage_rows(connection, others, 40)
+def test_one_stream_reads_several_channels(site: Site, spark: SparkSession, others: Log, tmp_path: Path) -> None:
+    with Streamer(Pipeline([site.things, others]), site.database_url, site.redis_url) as streamer:
+        stage_rows(site.connection, site.things, 60)
+        stage_rows(site.connection, others, 40)
         streamer.drain()
     found: list[Any] = []
     frame = (
         spark.readStream.format("penstock.log")
         .option("subscribePattern", "things|oth.*")
         .option("startingOffsets", '{"things": {"0": 1, "1": 1}, "others": {"0": 11}}')
-        .option("databaseUrl", database_url)
-        .option("redisUrl", redis_url)
+        .option("databaseUrl", site.database_url)
+        .option("redisUrl", site.redis_url)
         .option("consumer", "archive")
         .load()
     )
@@ -158,7 +141,7 @@ def test_one_stream_reads_several_channels(
 
     assert sorted(row.offset for row in found if row.channel == "others") == list(range(11, 41))
     assert len(found) == 90
-    lags = {each.lag for each in list_consumers(Store(connection))}
+    lags = {each.lag for each in list_consumers(Store(site.connection))}
     assert lags == {0}, "a query that has read everything has no lag"
 
 
@@ -218,12 +201,7 @@ def test_a_second_stream_of_the_same_name_stops_the_first(where: dict[str, str],
 @pytest.mark.slow
 @pytest.mark.parametrize("store", [LogStore, JournalStore])
 def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_others(
-    where: dict[str, str],
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
-    store: Any,
-    set_constants: SetConstants,
+    where: dict[str, str], connection: Connection, publish: Publish, store: Any, set_constants: SetConstants
 ) -> None:
     """Guarantee 6.  It waited for ever, with a lag of 0."""
     set_constants("spark.sources.record_readers", GROWS_AFTER_S=0.0)
@@ -238,11 +216,9 @@ def test_a_stream_goes_on_to_the_shards_that_its_log_gets_once_it_has_read_the_o
         return end
 
     at = read(reader.initialOffset())
-    stage_rows(connection, things, 20, "old")
-    streamer.drain()
+    publish(20, "old")
     reshard(Store(connection), "things", 3, apply=True)
-    stage_rows(connection, things, 30, "new")
-    streamer.drain()
+    publish(30, "new")
     assert not reader._store.grow(from_offset(at)), "as if the publisher were behind the journal"
     for _ in range(30):
         if len(found) == 150:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  the usual name
 
 from fixtures.broken_entries import BROKEN, OURS
 from fixtures.damaged_entries import PLAIN, damage_entry
-from fixtures.flow import ReadLog, stage_rows
+from fixtures.flow import Publish, ReadLog, Site, stage_rows
 from fixtures.intervals import refresh_now
 from fixtures.spark import run_to_end
 from penstock import Log, Pipeline
@@ -92,14 +92,7 @@ def test_a_stream_reads_all_records_in_batches_of_the_requested_size_and_shows_i
 
 
 def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_without_it(
-    spark: SparkSession,
-    where: dict[str, str],
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
-    redis_client: redis.Redis,
-    logged: ReadLog,
-    tmp_path: Path,
+    site: Site, spark: SparkSession, where: dict[str, str], publish: Publish, tmp_path: Path
 ) -> None:
     """Guarantees 1 and 5: the log compares every write, whatever Spark believes it has written."""
     options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": "60"}
@@ -111,13 +104,12 @@ def test_a_stream_continues_from_its_checkpoint_and_repeats_nothing_in_the_log_w
         return [n for each in query.recentProgress if (n := each["numInputRows"])]
 
     assert copy("a") == [60, 40]
-    stage_rows(connection, things, 50, "more")
-    streamer.drain()
+    publish(50, "more")
     assert copy("a") == [50]
     assert copy("deleted and begun again") == [60, 60, 30]
 
-    for shard, ours in logged(things).items():
-        assert read(redis_client, "mirror", shard, BEGINNING, 1000) == ours
+    for shard, ours in site.log().items():
+        assert read(site.client, "mirror", shard, BEGINNING, 1000) == ours
         assert len(ours) > 50
 
 
@@ -192,12 +184,11 @@ def test_rows_that_do_not_follow_the_tail_of_the_log_are_refused(
 
 
 def test_reads_of_small_entries_grow_step_by_step(
-    connection: Connection, streamer: Streamer, things: Log, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    publish: Publish, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries of a thousand records may follow them, and nothing else bounds the reply."""
     for number in range(50):
-        stage_rows(connection, things, 1, f"{number} ")
-        streamer.drain()
+        publish(1, f"{number} ")
     asked: list[int] = []
     client: Any = redis_client(redis_url)
     execute = client.execute_command
@@ -311,14 +302,13 @@ def test_entries_lost_between_planning_and_reading_are_not_skipped_silently(
 
 @pytest.mark.parametrize("options", [{}, {"minRecordsPerTrigger": "1000"}])
 def test_a_query_of_what_is_there_ends_at_what_was_there_when_it_began(
-    where: dict[str, str], connection: Connection, streamer: Streamer, things: Log, options: dict[str, str]
+    where: dict[str, str], publish: Publish, options: dict[str, str]
 ) -> None:
     """In a busy log it would not end at all otherwise, and in a quiet one not before its longest delay."""
     reader = StreamReader(store(where, streaming=True, startingOffsets="earliest", **options))
     reader.prepareForTriggerAvailableNow()
     there = reader.reportLatestOffset()
-    stage_rows(connection, things, 10, "later")
-    streamer.drain()
+    publish(10, "later")
 
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert end["things"] == there["things"]

@@ -9,9 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812  as everybody writes it
 from sqlalchemy.orm import Session
 
 from fixtures.assignments import BETWEEN_FLOATS, create_assignments
+from fixtures.flow import OpenWorker
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import Refused
 from penstock.reconciling.reconciliation import Reconciled, reconcile
@@ -22,13 +21,13 @@ Run = Callable[..., Reconciled]
 
 
 @pytest.fixture
-def run(spark: SparkSession, flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Run:
+def run(spark: SparkSession, flow: Pipeline, things: Log, database_url: str, open_worker: OpenWorker) -> Run:
     """Reconciles ``public.state`` on Spark."""
 
     @flow.consumer(reads=things)
     def keeper(_session: Session, _records: Sequence[Record]) -> None: ...
 
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("keeper"), database_url, redis_url)) as worker:
+    with open_worker("keeper") as worker:
         worker.drain()
 
     def go(canonical: Any, intent: Any = "compare") -> Reconciled:

@@ -12,11 +12,9 @@ from pyspark.sql import SparkSession
 from fixtures.constants import SetConstants
 from fixtures.damaged_entries import PLAIN, damage_entry
 from fixtures.dirty import DOCUMENTS, declare_index, mark_changed
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, stage_rows
 from penstock import Ick, Log, Pipeline, Queue
 from penstock.channels.log.streams import evict
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
 from penstock.records import DEFAULT_SCOPE, Offset, Record
@@ -55,12 +53,7 @@ def flow() -> Pipeline:
 
 @pytest.fixture
 def streamed(
-    flow: Pipeline,
-    streamer: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    open_worker: OpenWorker, streamer: Streamer, connection: Connection, database_url: str, redis_client: redis.Redis
 ) -> Connection:
     """All kinds of channel: a log with an entry a record, one with batches that has evicted the first, an Ick and a queue.
 
@@ -73,8 +66,7 @@ def streamed(
         mark_changed(connection, [f"d{number}", f"e{number}"])
         streamer.drain()
         if number == 4:
-            with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
-                worker.drain()
+            open_worker().drain()
     connection.execute(STAGE_JOBS)
     with connect_postgres(database_url, application="slow") as slow:
         with slow.transaction():

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from fixtures.dirty import check_copy, declare_index, mark_changed
-from fixtures.flow import at_work, running, stage_rows
+from fixtures.flow import Site, at_work, running, stage_rows
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.truth import Load, await_everything, change, check_exact, declare_consumers
 from penstock import Ick, Job, Log, Pipeline, Snooze
@@ -127,10 +127,7 @@ def test_a_slice_of_a_consumer_applies_at_most_so_many_records(
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_jobs_of_a_queue_are_done_by_plain_and_async_handlers(
-    working: Pipeline,
-    bench: Bench,
-    make: Callable[..., Chores],
-    is_async: bool,  # noqa: FBT001
+    working: Pipeline, bench: Bench, make: Callable[..., Chores], *, is_async: bool
 ) -> None:
     if is_async:
 
@@ -382,49 +379,38 @@ def test_what_chores_cannot_do_is_refused_where_it_is_declared(
 
 @pytest.mark.slow
 def test_chores_of_many_threads_beside_a_streamer_and_workers_are_harmless(
-    flow: Pipeline,
-    things: Log,
-    books: Connection,
-    make: Callable[..., Chores],
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    site: Site, books: Connection, make: Callable[..., Chores]
 ) -> None:
     """Guarantees 3 and 5."""
-    declare_consumers(flow, things)
+    declare_consumers(site.flow, site.things)
 
     def steal(stop: Callable[[], bool]) -> None:
-        chores = make(flow, records=7)
-        parts = [chores.stream(), *map(chores.consume, flow.consumers), chores.retain()]
+        chores = make(site.flow, records=7)
+        parts = [chores.stream(), *map(chores.consume, site.flow.consumers), chores.retain()]
         while not stop():
             for part in parts:
                 part()
         chores.close()
 
-    with at_work(flow, database_url, redis_url, steal, steal), Load(database_url) as load:
+    with at_work(site.flow, site.database_url, site.redis_url, steal, steal), Load(site.database_url) as load:
         load.go_on(0.5)
     with running(steal, steal, steal):
-        with Load(database_url) as load:
+        with Load(site.database_url) as load:
             load.go_on(0.5)
-        assert await_everything(books, redis_client, things) > 20
+        assert await_everything(books, site.client, site.things) > 20
 
 
 def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
-    flow: Pipeline,
-    books: Connection,
-    make: Callable[..., Chores],
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
+    site: Site, books: Connection, make: Callable[..., Chores]
 ) -> None:
     """Guarantee 4: the connections are closed between two slices."""
-    flow.add_channel(INDEX)
-    declare_index(flow, INDEX)
-    chores = make(flow)
+    site.flow.add_channel(INDEX)
+    declare_index(site.flow, INDEX)
+    chores = make(site.flow)
     with books.transaction():
         mark_changed(books, KEYS)
     drain(chores.stream())
-    dying = IckWorker(WorkerSetup(flow, flow.get_consumer("indexer"), database_url, redis_url))
+    dying = IckWorker(WorkerSetup(site.flow, site.flow.get_consumer("indexer"), site.database_url, site.redis_url))
     dying.open()
     for shard in INDEX.shard_names:
         dying._reserve(shard)
@@ -442,7 +428,7 @@ def test_an_ick_whose_holder_died_is_taken_over_by_a_process_that_seldom_looks(
 
     dying.close()
     assert slices > 1
-    check_copy(books, redis_client, INDEX)
+    check_copy(books, site.client, INDEX)
 
 
 def test_a_statement_that_takes_too_long_stops_no_other_chore(

@@ -69,12 +69,27 @@ def all_arrived(connection: Connection, chores: Chores) -> bool:
     return bool(missing == 0)
 
 
-def check(connection: Connection, client: redis.Redis, things: Log, chores: Chores) -> int:
-    eventually(lambda: all_arrived(connection, chores), "everything arrives", timeout_s=60)
-    settled = lambda: all(p() is Outcome.NOTHING_TO_DO for p in flow_parts(chores))  # noqa: E731
-    eventually(settled, "nothing is left to do")
-    check_copy(connection, client, INDEX)
-    return check_exact(connection, client, things)
+Check = Callable[[], int]
+
+
+@pytest.fixture
+def check(books: Connection, redis_client: redis.Redis, things: Log, chores: Chores) -> Check:
+    """Asserts that everything arrives; returns how many changes that are."""
+
+    def check_all() -> int:
+        eventually(lambda: all_arrived(books, chores), "everything arrives", timeout_s=60)
+        settled = lambda: all(p() is Outcome.NOTHING_TO_DO for p in flow_parts(chores))  # noqa: E731
+        eventually(settled, "nothing is left to do")
+        check_copy(books, redis_client, INDEX)
+        return check_exact(books, redis_client, things)
+
+    return check_all
+
+
+@pytest.fixture
+def proxy(server: str, postgres_proxy: Proxy, redis_proxy: Proxy) -> Proxy:
+    """That of the server that the test's parameter names."""
+    return {"postgres": postgres_proxy, "redis": redis_proxy}[server]
 
 
 def test_a_server_that_was_back_is_left_alone_for_as_short_as_at_first(
@@ -117,24 +132,14 @@ def trouble(kind: str, proxy: Proxy) -> Iterator[None]:
 @pytest.mark.parametrize("server", ["postgres", "redis"])
 @pytest.mark.parametrize("kind", ["away", "silent", "slow"])
 def test_chores_give_up_and_go_on_when_the_server_is_back(
-    chores: Chores,
-    books: Connection,
-    things: Log,
-    redis_client: redis.Redis,
-    postgres_proxy: Proxy,
-    redis_proxy: Proxy,
-    server: str,
-    kind: str,
-    is_open: bool,  # noqa: FBT001
+    chores: Chores, books: Connection, server: str, kind: str, check: Check, proxy: Proxy, *, is_open: bool
 ) -> None:
     """Guarantee 13: nothing of what was begun is lost or done twice."""
     stage(books)
-    check(books, redis_client, things, chores)
+    check()
     stage(books)
     if not is_open:
         chores.close()
-    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
-
     with trouble(kind, proxy):
         for part in flow_parts(chores):
             began = monotonic()
@@ -148,24 +153,17 @@ def test_chores_give_up_and_go_on_when_the_server_is_back(
 
     assert outcomes == {Outcome.GAVE_UP}
     assert is_left_alone
-    assert check(books, redis_client, things, chores) == 2 * len(KEYS)
+    assert check() == 2 * len(KEYS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", Harm)
 @pytest.mark.parametrize("server", ["postgres", "redis"])
 def test_a_cut_at_any_request_leaves_everything_to_the_next_slice(
-    chores: Chores,
-    books: Connection,
-    things: Log,
-    redis_client: redis.Redis,
-    postgres_proxy: Proxy,
-    redis_proxy: Proxy,
-    server: str,
-    harm: Harm,
+    chores: Chores, books: Connection, server: str, harm: Harm, check: Check, proxy: Proxy
 ) -> None:
     """Guarantees 1 and 16: at the first COMMIT, or the first script, at the second, and so on."""
-    proxy, marker = {"postgres": (postgres_proxy, COMMIT), "redis": (redis_proxy, APPEND)}[server]
+    marker = {"postgres": COMMIT, "redis": APPEND}[server]
     cuts = 0
     while proxy.harmed == cuts:
         stage(books)
@@ -175,7 +173,7 @@ def test_a_cut_at_any_request_leaves_everything_to_the_next_slice(
             part()
         proxy.heal()
         cuts += 1
-        assert check(books, redis_client, things, chores) == cuts * len(KEYS)
+        assert check() == cuts * len(KEYS)
 
     assert cuts > 3
 
@@ -213,9 +211,9 @@ def test_a_server_that_goes_silent_in_the_middle_of_a_job_leaves_one_effect_of_i
     postgres_proxy: Proxy,
     redis_proxy: Proxy,
     server: str,
+    proxy: Proxy,
 ) -> None:
     """Guarantee 4: what the job has done is rolled back, or known when the job comes again."""
-    proxy = {"postgres": postgres_proxy, "redis": redis_proxy}[server]
     silent = [True]
 
     @working.worker(reads=JOBS, name="work", lease=1.0)

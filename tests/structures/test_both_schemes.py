@@ -187,7 +187,7 @@ class SameAnswers(RuleBasedStateMachine):
         return {n: (v, at) for n, (v, at) in self.known.items() if at > now_us // 1000}
 
     @rule(names=st.lists(NAMES, min_size=1, unique=True), value=st.sampled_from("xyz"), ttl=TTLS, mixed=st.booleans())
-    def set(self, names: list[str], value: str, ttl: int | None, mixed: bool) -> None:  # noqa: FBT001
+    def set(self, names: list[str], value: str, ttl: int | None, *, mixed: bool) -> None:
         ttl_s = None if ttl is None else ttl / 1000
         values: dict[str | bytes, str | bytes] = dict.fromkeys(names, value)
         now_us, new = self.do(lambda each: each._set(values, ttl_s), mixed=mixed)

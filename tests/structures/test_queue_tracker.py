@@ -551,7 +551,7 @@ class Tracking(RuleBasedStateMachine):
     # Which ids the server samples is left to it, and how far a slice gets follows from that: so that Hypothesis can repeat what it
     # draws, no rule has a precondition.
     @rule(is_add=st.booleans(), most=st.integers(1, 4))
-    def begin_slice(self, is_add: bool, most: int) -> None:  # noqa: FBT001
+    def begin_slice(self, most: int, *, is_add: bool) -> None:
         if len(self.running) == 3:
             return
         one = greenlet.greenlet(self.tracker.add_slice if is_add else self.tracker.remove_slice)

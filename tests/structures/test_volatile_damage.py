@@ -17,23 +17,8 @@ from structures.conftest import Where
 from structures.test_volatile_hash import EVERY, FIELDS, TIMES
 
 NEEDED = [
-    "evalsha",
-    "hdel",
-    "hexists",
-    "hget",
-    "hgetall",
-    "hlen",
-    "hrandfield",
-    "hset",
-    "time",
-    "type",
-    "zadd",
-    "zcard",
-    "zrandmember",
-    "zrangebyscore",
-    "zmscore",
-    "zrem",
-    "zscore",
+    *("evalsha", "hdel", "hexists", "hget", "hgetall", "hlen", "hrandfield", "hset", "time", "type"),
+    *("zadd", "zcard", "zrandmember", "zrangebyscore", "zmscore", "zrem", "zscore"),
 ]
 """Commands of the scripts, whatever the server and the scheme."""
 

@@ -115,11 +115,9 @@ def test_pauses_are_bounded_after_any_number_of_failures(
         assert 0 <= decision.after_s <= max(MAX_BACKOFF_S, named or 0)
 
 
-@given(POLICIES, st.integers(0, 10_000), st.booleans())
+@given(policy=POLICIES, waits=st.integers(0, 10_000), others_pass=st.booleans())
 def test_a_state_that_the_server_names_is_no_fault_of_a_record_whatever_others_do(
-    policy: Policy,
-    waits: int,
-    others_pass: bool,  # noqa: FBT001
+    policy: Policy, waits: int, *, others_pass: bool
 ) -> None:
     """Guarantee 48."""
     state = RetryState(waits=waits, items=1)

@@ -281,9 +281,7 @@ def test_results_are_collected_once_and_counts_are_kept_if_they_cannot_be_writte
     [(LONG_S, True, True), (0.0, True, True), (-OWN_RETRY_S, True, False), (LONG_S, False, False)],
 )
 def test_a_job_that_failed_is_to_come_back_until_it_has_ended_anew_or_another_worker_has_it(
-    delay_s: float,
-    comes_back: bool,  # noqa: FBT001
-    is_retrying: bool,  # noqa: FBT001
+    delay_s: float, *, comes_back: bool, is_retrying: bool
 ) -> None:
     counts, lease = JobCounts(make_worker()), make_lease()
     settlement = lease.held.settlement("retry")

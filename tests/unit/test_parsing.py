@@ -43,12 +43,8 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
-@given(VALUES, st.sampled_from(["", " ", "\n"]), st.booleans())
-def test_json_is_read_as_the_standard_library_reads_it(
-    value: Any,
-    around: str,
-    is_ascii: bool,  # noqa: FBT001
-) -> None:
+@given(value=VALUES, around=st.sampled_from(["", " ", "\n"]), is_ascii=st.booleans())
+def test_json_is_read_as_the_standard_library_reads_it(value: Any, around: str, *, is_ascii: bool) -> None:
     """Each number with its digits and its type, each text with its characters, the last of equal names."""
     text = f"{around}{json.dumps(value, ensure_ascii=is_ascii)}{around}"
     assert repr(parse_json(text)) == repr(json.loads(text))

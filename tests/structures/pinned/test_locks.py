@@ -294,7 +294,7 @@ class Locks(RuleBasedStateMachine):
             self.holder = (token, self.now // 1000 + lease)
 
     @rule(lease=st.integers(1, 100), is_old=st.booleans())
-    def renew(self, lease: int, is_old: bool) -> None:  # noqa: FBT001
+    def renew(self, lease: int, *, is_old: bool) -> None:
         token = "t0" if is_old or self.holder is None else self.holder[0]
         reply = self.call("renew", "l:nightly", token, lease)
 
@@ -303,7 +303,7 @@ class Locks(RuleBasedStateMachine):
             self.holder = (token, self.now // 1000 + lease)
 
     @rule(is_old=st.booleans())
-    def release(self, is_old: bool) -> None:  # noqa: FBT001
+    def release(self, *, is_old: bool) -> None:
         token = "t0" if is_old or self.holder is None else self.holder[0]
         reply = self.call("delete", "l:nightly", token)
 
