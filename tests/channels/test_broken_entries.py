@@ -13,7 +13,7 @@ from fixtures.broken_entries import BROKEN, DAMAGED, FOREIGN, OURS
 from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
 from fixtures.damaged_entries import rewrite
-from fixtures.flow import running, stage_rows
+from fixtures.flow import Publish, Site, running, stage_rows
 from penstock import Ick, Log, Pipeline
 from penstock.channels.ick.marking import update_progress
 from penstock.channels.ick.shard_states import inspect_shards
@@ -26,7 +26,6 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.errors import DamagedIck, ForeignLog
 from penstock.records import Offset, ShardName
-from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 pytestmark = pytest.mark.things(entries="plain")
@@ -58,10 +57,9 @@ def stream(things: Log) -> str:
 
 
 @pytest.fixture
-def published(streamer: Streamer, connection: Connection, things: Log) -> Log:
+def published(publish: Publish, things: Log) -> Log:
     """The channel, with 60 records in two shards."""
-    stage_rows(connection, things, 60)
-    streamer.drain()
+    publish(60)
     return things
 
 
@@ -118,33 +116,27 @@ def reader(flow: Pipeline, things: Log, set_constants: SetConstants, redis_url: 
 
 @pytest.mark.parametrize("forged", [*FOREIGN, "another type"])
 def test_a_consumer_leaves_the_shard_out_and_goes_on_when_its_keys_are_deleted(
-    forged: str,
-    reader: tuple[LogWorker, list[str]],
-    published: Log,
-    stream: str,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
+    site: Site, forged: str, reader: tuple[LogWorker, list[str]], published: Log, stream: str
 ) -> None:
     worker, seen = reader
-    redis_client.delete(stream)
+    site.client.delete(stream)
     forge = another_type if forged == "another type" else entry(FOREIGN[forged], "1-0")
-    forge(redis_client, stream)
-    streamer.close()
+    forge(site.client, stream)
+    site.streamer.close()
 
     with capture_logs() as logs, running(worker.run):
-        stage_rows(connection, published, 20, "more")
+        stage_rows(site.connection, published, 20, "more")
         with suppress(ForeignLog):
-            streamer.drain()
-        tail = redis_client.xlen(f"penstock:{{{published.shard_names[1]}}}:log")
+            site.streamer.drain()
+        tail = site.client.xlen(f"penstock:{{{published.shard_names[1]}}}:log")
         eventually(lambda: len(seen) == tail, "the other shard goes on")
         eventually(lambda: ("things/0", "ForeignLog") in reported(logs), "the shard is reported", timeout_s=15)
-        [(waiting,)] = connection.execute("SELECT max(waiting) FROM penstock.checkpoints")
+        [(waiting,)] = site.connection.execute("SELECT max(waiting) FROM penstock.checkpoints")
         assert "ForeignLog" in waiting
-        redis_client.delete(stream)
-        streamer.close()
-        streamer.opened().publisher.unusable.check_now()
-        streamer.drain()
+        site.client.delete(stream)
+        site.streamer.close()
+        site.streamer.opened().publisher.unusable.check_now()
+        site.streamer.drain()
         eventually(lambda: len(seen) == 80, "it goes on")
     assert len(set(seen)) == 80
 

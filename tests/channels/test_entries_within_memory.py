@@ -13,7 +13,8 @@ import zstandard
 from sqlalchemy.orm import Session
 
 from fixtures.damaged_entries import Fields, mutate, rewrite, zstd_frame
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, Publish
+from fixtures.inspecting import Diagnose
 from fixtures.libraries import Zstandard
 from fixtures.verifying import Verify
 from penstock import Log, Pipeline
@@ -22,19 +23,15 @@ from penstock.batches.entry import FIELDS, MAX_RECORDS, Entry
 from penstock.channels.log.stream_entries import parse_entries, parse_leading
 from penstock.cli.app import main
 from penstock.clients import LogReader
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import CodecMissing, DamagedEntry, ForeignLog
-from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.tracing.causes import trace
 from penstock.records import Offset, Record, Shard, ShardName
 from penstock.spark.sources import task_process
 from penstock.spark.sources.record_readers import BatchReader
 from penstock.spark.sources.record_store import LogStore
 from penstock.spark.sources.source_options import Options
-from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(shards=1, compression="zstd")
 
@@ -186,9 +183,7 @@ def change(entries: list[Any], random: Random, bombs: Sequence[Fields]) -> None:
 
 
 @pytest.fixture
-def consume(
-    flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
-) -> Callable[[], object]:
+def consume(flow: Pipeline, things: Log, connection: Connection, open_worker: OpenWorker) -> Callable[[], object]:
     """Reads all as a consumer that begins anew; there have to be all records."""
     seen: list[int] = []
 
@@ -199,8 +194,7 @@ def consume(
     def run() -> None:
         connection.execute('UPDATE penstock.checkpoints SET "offset" = 0')
         seen.clear()
-        with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
-            worker.drain()
+        open_worker().drain()
         assert seen == [*range(1, len(seen) + 1)]
 
     return run
@@ -253,30 +247,28 @@ def tail(monkeypatch: pytest.MonkeyPatch, database_url: str, redis_url: str) -> 
 )
 def test_every_reader_survives_changed_entries(
     rounds: int,
-    things: Log,
+    publish: Publish,
     connection: Connection,
-    streamer: Streamer,
     redis_client: redis.Redis,
     verified: Verify,
     consume: Callable[[], object],
     read: Callable[[], object],
     read_on_spark: Callable[[], object],
     tail: Callable[[], object],
-    flow: Pipeline,
+    diagnosed: Diagnose,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Two seconds: all that reads a log reads forty entries, most of them damaged, within a limit of memory."""
     consume()
     for _ in range(ENTRIES):
-        stage_rows(connection, things, EACH)
-        streamer.drain()
+        publish(EACH)
     readers: list[Callable[[], object]] = [
         consume,
         read,
         read_on_spark,
         tail,
         lambda: verified().findings,
-        lambda: diagnose(Store(connection), redis_client, flow),
+        diagnosed,
         lambda: trace(Store(connection), redis_client, "k1"),
     ]
     for each in readers:

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis_async
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish
 from fixtures.logs import Driven
 from fixtures.restored import Restored, stage, stream
 from fixtures.roles import UrlFor
@@ -56,11 +56,10 @@ def open_reader(request: pytest.FixtureRequest, database_url: str, redis_url: st
 
 
 @pytest.fixture
-def published(streamer: Streamer, connection: Connection, things: Log, redis_client: redis.Redis) -> list[Record]:
+def published(publish: Publish, things: Log, redis_client: redis.Redis) -> list[Record]:
     """A hundred records, of which Redis has evicted those before offset 61."""
     for begin in range(10):
-        stage_rows(connection, things, 10, f"{begin} ")
-        streamer.drain()
+        publish(10, f"{begin} ")
     with LogReader(redis_client, things) as reader:
         records = list(reader.read(0, 1, 100).records)
     evict(redis_client, "penstock", things.shard_names[0], Offset(61))

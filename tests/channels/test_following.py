@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from fixtures.clients import connect_redis
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish, stage_rows
 from penstock import Log
 from penstock.channels.log.follower import Follower
 from penstock.database.connections import Connection
@@ -19,10 +19,9 @@ from penstock.testing import eventually
 
 
 @pytest.fixture
-def shard(streamer: Streamer, connection: Connection, things: Log) -> ShardName:
+def shard(publish: Publish, things: Log) -> ShardName:
     """The first shard, with about 30 records."""
-    stage_rows(connection, things, 60)
-    streamer.drain()
+    publish(60)
     return things.shard_names[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from fixtures.constants import SetConstants
-from fixtures.flow import stage_rows
+from fixtures.flow import Publish, Site, stage_rows
 from fixtures.libraries import Zstandard
 from penstock import Log, Pipeline
 from penstock.batches.columns import Columns
@@ -87,26 +87,18 @@ def test_a_streamer_at_work_takes_the_new_form_over(
     assert registered_channels(Store(connection))["things"].entries == "none"
 
 
-def test_few_records_are_one_entry_a_tick(
-    connection: Connection, streamer: Streamer, things: Log, redis_client: redis.Redis
-) -> None:
+def test_few_records_are_one_entry_a_tick(publish: Publish, redis_client: redis.Redis) -> None:
     for _ in range(3):
-        stage_rows(connection, things, 20)
-        streamer.drain()
+        publish(20)
 
     assert redis_client.xlen(STREAM) == 3
 
 
 def test_retention_keeps_an_entry_with_a_record_that_is_needed(
-    connection: Connection,
-    streamer: Streamer,
-    things: Log,
-    logged: Callable[[Log], dict[ShardName, list[Record]]],
-    redis_client: redis.Redis,
+    publish: Publish, things: Log, logged: Callable[[Log], dict[ShardName, list[Record]]], redis_client: redis.Redis
 ) -> None:
     for _ in range(3):
-        stage_rows(connection, things, 20)
-        streamer.drain()
+        publish(20)
     shard = things.shard_names[0]
     whole = [record.offset for record in logged(things)[shard]]
     entries: Any = redis_client.xrange(STREAM)
@@ -142,24 +134,18 @@ def test_a_missing_library_is_named(zstandard: Zstandard) -> None:
 
 @pytest.mark.parametrize("count", [20, 2000])
 def test_without_the_library_other_channels_flow_and_the_channel_follows_once_it_is_there(
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    logged: Callable[[Log], dict[ShardName, list[Record]]],
-    zstandard: Zstandard,
-    set_constants: SetConstants,
-    count: int,
+    site: Site, zstandard: Zstandard, set_constants: SetConstants, count: int
 ) -> None:
     set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     zstandard.remove()
     things, others = declare(compression="zstd"), Log("others", shards=2)
 
     def published(channel: Log) -> int:
-        return sum(map(len, logged(channel).values()))
+        return sum(map(len, site.logged(channel).values()))
 
-    with Streamer(Pipeline([things, others]), database_url, redis_url) as streamer:
+    with Streamer(Pipeline([things, others]), site.database_url, site.redis_url) as streamer:
         for channel in (things, others):
-            stage_rows(connection, channel, count)
+            stage_rows(site.connection, channel, count)
         with pytest.raises(CodecMissing):
             streamer.drain()
 

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-import redis
 
+from fixtures.flow import Site
 from penstock import Ick
-from penstock.database.connections import Connection
 from penstock.errors import HistoryDiverged
-from penstock.streaming import Streamer
 from penstock.streaming.unpublished import unpublished
 
 pytestmark = pytest.mark.channels(Ick("index", shards=1))
@@ -22,21 +20,17 @@ SELECT 'index', 0, 'm' || i, 'dirty', 'member', 'null' FROM generate_series(1, 3
 
 @pytest.mark.parametrize("another", [{b"id": b"999"}, {b"ts": b"5"}], ids=["id", "time"])
 def test_nothing_is_marked_after_a_batch_that_ends_with_another_record(
-    another: dict[bytes, bytes],
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, another: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next batch would fit, and its record would hide the foreign one.  The id of a lost record is given out again."""
-    connection.execute(MARK)
-    streamer.drain()
-    client: Any = redis_client  # the stubs are narrower than what it accepts
+    site.connection.execute(MARK)
+    site.streamer.drain()
+    client: Any = site.client  # the stubs are narrower than what it accepts
     [(last, fields)] = client.xrange(POSITION)
     client.delete(POSITION)
     client.xadd(POSITION, fields | another, id=last)
-    connection.execute(MARK)
-    _, sequencer, publisher = streamer.opened()
+    site.connection.execute(MARK)
+    _, sequencer, publisher = site.streamer.opened()
     publisher.tails.advance_target(sequencer.tick().tails)
     defaults: Any = unpublished.__kwdefaults__
     monkeypatch.setitem(defaults, "max_records", 3)

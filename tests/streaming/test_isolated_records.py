@@ -6,7 +6,7 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
-from fixtures.flow import ReadLog, drop_limits, stage_rows
+from fixtures.flow import Publish, ReadLog, Site, drop_limits, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
@@ -66,40 +66,32 @@ AMONG_MANY = ["created_at = infinity", "the last xid", "xid = 1", "a long channe
 
 
 @pytest.mark.parametrize(("how", "many"), [*((how, 20) for how in HOSTILE), *((how, 3000) for how in AMONG_MANY)])
-def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    how: str,
-    many: int,
-) -> None:
+def test_a_hostile_row_is_isolated_and_named_and_everything_else_flows(site: Site, how: str, many: int) -> None:
     """Guarantees 2 and 32: nothing healthy is lost, doubled or out of order, before and after it, in its tick and in others."""
-    streamer.drain()
-    stage_rows(connection, things, 20, "before")
-    with connection.transaction():
-        stage_rows(connection, things, many, "with")
-        record = insert(connection, **HOSTILE[how])
-    stage_rows(connection, things, 20, "after")
+    site.streamer.drain()
+    stage_rows(site.connection, site.things, 20, "before")
+    with site.connection.transaction():
+        stage_rows(site.connection, site.things, many, "with")
+        record = insert(site.connection, **HOSTILE[how])
+    stage_rows(site.connection, site.things, 20, "after")
 
     with capture_logs() as logs:
-        streamer.drain()
-        refresh(streamer)
-        streamer.close()
-        streamer.drain()  # a streamer starts with it as well
-        refresh(streamer)
+        site.streamer.drain()
+        refresh(site.streamer)
+        site.streamer.close()
+        site.streamer.drain()  # a streamer starts with it as well
+        refresh(site.streamer)
 
-    for records in logged(things).values():
+    for records in site.log().values():
         assert [r.offset for r in records] == list(range(1, len(records) + 1))
         assert [r.id for r in records] == sorted(r.id for r in records)
-    assert sum(map(len, logged(things).values())) == many + 40
+    assert sum(map(len, site.log().values())) == many + 40
     named = [each["record"] for each in logs if each["event"] == "record isolated"]
     assert named == [record]
     assert "canary" not in str(logs)
-    found = status(Store(connection), redis_client).faults.isolated
+    found = status(Store(site.connection), site.client).faults.isolated
     assert [each.id for each in found.first] == [record]
-    [error] = [r for r in diagnose(Store(connection), redis_client) if r.check == "isolated records"]
+    [error] = [r for r in diagnose(Store(site.connection), site.client) if r.check == "isolated records"]
     assert (error.grade, str(record) in error.message) == ("error", True)
 
 
@@ -123,7 +115,7 @@ def test_a_corrected_row_is_sequenced_and_no_longer_isolated(
 
 
 def test_a_row_with_the_xid_of_a_running_transaction_is_sequenced_once(
-    streamer: Streamer, connection: Connection, database_url: str, things: Log, logged: ReadLog
+    streamer: Streamer, publish: Publish, connection: Connection, database_url: str, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 1: it was found by the tick of its commit, and again by that of the other transaction's."""
     streamer.drain()
@@ -138,8 +130,7 @@ def test_a_row_with_the_xid_of_a_running_transaction_is_sequenced_once(
                 streamer.round()
             assert connection.execute("SELECT count(*) FROM penstock.ticks").fetchone() == ticks
         streamer.drain()
-        stage_rows(connection, things, 10)
-        streamer.drain()
+        publish(10)
 
     assert sum(map(len, logged(things).values())) == 11
 
@@ -164,33 +155,25 @@ def test_a_flood_of_hostile_rows_is_counted_and_the_first_are_named(
 @pytest.mark.parametrize(
     ("channel", "shard"), [("nope", 0), ("things", 2), ("things", -1), ("a}:b{\x1b[31m/c", 2**31 - 1), ("", 0)]
 )
-def test_records_of_an_unknown_shard_are_named_and_not_published(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    channel: str,
-    shard: int,
-) -> None:
-    connection.execute(
+def test_records_of_an_unknown_shard_are_named_and_not_published(site: Site, channel: str, shard: int) -> None:
+    site.connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         "SELECT %s, %s, 'k', 'a', 'o', '\"canary\"' FROM generate_series(1, 3)",
         [channel, shard],
     )
-    stage_rows(connection, things, 10)
+    stage_rows(site.connection, site.things, 10)
     with capture_logs() as logs:
-        streamer.drain()
-        refresh(streamer)
-        refresh(streamer)
+        site.streamer.drain()
+        refresh(site.streamer)
+        refresh(site.streamer)
 
-    assert sum(map(len, logged(things).values())) == 10
-    assert len(redis_client.keys("*:log")) == 2
+    assert sum(map(len, site.log().values())) == 10
+    assert len(site.client.keys("*:log")) == 2
     [entry] = [each for each in logs if each["event"] == "shard unknown"]
     assert (entry["shard"], entry["records"], entry["first_record"]) == (f"{channel}/{shard}", 3, 1)
-    [unknown] = status(Store(connection), redis_client).faults.unknown
+    [unknown] = status(Store(site.connection), site.client).faults.unknown
     assert (unknown.shard.channel, unknown.shard.shard, unknown.records) == (channel, shard, 3)
-    [error] = [r for r in diagnose(Store(connection), redis_client) if r.check == "channels" and r.grade == "error"]
+    [error] = [r for r in diagnose(Store(site.connection), site.client) if r.check == "channels" and r.grade == "error"]
     assert "3 records (the first is 1)" in error.message
 
 
@@ -272,59 +255,47 @@ def test_a_reset_epoch_leaves_isolated_records_isolated(
 
 
 @pytest.mark.parametrize("xid", ["1", "older"])
-def test_a_record_that_a_reset_epoch_sequences_is_no_longer_isolated(
-    streamer: Streamer,
-    flow: Pipeline,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    xid: str,
-) -> None:
+def test_a_record_that_a_reset_epoch_sequences_is_no_longer_isolated(site: Site, publish: Publish, xid: str) -> None:
     """Guarantee 2: what doctor advises for an isolated one would give it a second offset."""
-    [(older,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
-    stage_rows(connection, things, 10)
-    streamer.drain()
-    insert(connection, xid=f"'{older if xid == 'older' else xid}'")
-    streamer.drain()
-    refresh(streamer)
-    assert status(Store(connection), redis_client).faults.isolated.count == 1
-    streamer.close()
-    redis_client.set(log_keys("penstock", things.shard_names[0]).epoch, 7)
+    [(older,)] = site.connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+    publish(10)
+    insert(site.connection, xid=f"'{older if xid == 'older' else xid}'")
+    site.streamer.drain()
+    refresh(site.streamer)
+    assert status(Store(site.connection), site.client).faults.isolated.count == 1
+    site.streamer.close()
+    site.client.set(log_keys("penstock", site.things.shard_names[0]).epoch, 7)
 
-    assert reset_epoch(connection, redis_client, flow, apply=True).unsequenced == {"things/0": 1}
-    streamer.drain()
-    refresh(streamer)
+    assert reset_epoch(site.connection, site.client, site.flow, apply=True).unsequenced == {"things/0": 1}
+    site.streamer.drain()
+    refresh(site.streamer)
 
-    assert sum(map(len, logged(things).values())) == 11
-    assert status(Store(connection), redis_client).faults.isolated.count == 0
+    assert sum(map(len, site.log().values())) == 11
+    assert status(Store(site.connection), site.client).faults.isolated.count == 0
 
 
 # --- an xid of this database, but an older one ---
 
 
-def test_a_record_with_an_old_xid_is_named_and_sequenced_once_it_is_corrected(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
-) -> None:
+def test_a_record_with_an_old_xid_is_named_and_sequenced_once_it_is_corrected(site: Site, publish: Publish) -> None:
     """Guarantee 32: no tick finds it."""
-    [(old,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
-    stage_rows(connection, things, 10)
-    streamer.drain()
-    with connection.transaction():
-        stage_rows(connection, things, 10, "with")
-        record = insert(connection, xid=f"'{old}'")
+    [(old,)] = site.connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+    publish(10)
+    with site.connection.transaction():
+        stage_rows(site.connection, site.things, 10, "with")
+        record = insert(site.connection, xid=f"'{old}'")
     with capture_logs() as logs:
-        streamer.drain()
-        refresh(streamer)
+        site.streamer.drain()
+        refresh(site.streamer)
 
-    assert sum(map(len, logged(things).values())) == 20
+    assert sum(map(len, site.log().values())) == 20
     assert [each["record"] for each in logs if each["event"] == "record isolated"] == [record]
-    [error] = [r for r in diagnose(Store(connection), redis_client) if r.check == "isolated records"]
+    [error] = [r for r in diagnose(Store(site.connection), site.client) if r.check == "isolated records"]
     assert f"xid is {old}, of a transaction that ended before" in error.message
-    connection.execute(error.fix.removeprefix("correct it: ").split(";")[0].encode())
-    assert streamer.drain() == 1
-    assert status(Store(connection), redis_client).faults.isolated.count == 0
-    assert missed_records(Store(connection)) == []
+    site.connection.execute(error.fix.removeprefix("correct it: ").split(";")[0].encode())
+    assert site.streamer.drain() == 1
+    assert status(Store(site.connection), site.client).faults.isolated.count == 0
+    assert missed_records(Store(site.connection)) == []
 
 
 def test_no_record_of_an_ordinary_producer_is_taken_for_one_with_an_old_xid(
@@ -355,11 +326,10 @@ def test_no_record_of_an_ordinary_producer_is_taken_for_one_with_an_old_xid(
 
 
 def test_a_row_with_an_old_xid_that_the_next_tick_finds_is_not_isolated(
-    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
+    streamer: Streamer, publish: Publish, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 2: nothing was sequenced since that transaction ended.  Corrected, it would be sequenced twice."""
-    stage_rows(connection, things, 1)
-    streamer.drain()
+    publish(1)
     [(xid,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
     refresh(streamer)
     record = insert(connection, xid=f"'{xid}'")

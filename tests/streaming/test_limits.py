@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from fixtures.command_line import CommandLine, Started
 from fixtures.constants import SetConstants
-from fixtures.flow import running, stage_rows
+from fixtures.flow import Site, running, stage_rows
 from penstock import Log, Pipeline
 from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
@@ -311,21 +311,16 @@ def _end_other_sessions(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("worked", [False, True])
-def test_a_primary_that_stays_read_only_is_refused(
-    flow: Pipeline,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    set_constants: SetConstants,
-    worked: bool,  # noqa: FBT001
-) -> None:
+def test_a_primary_that_stays_read_only_is_refused(site: Site, set_constants: SetConstants, *, worked: bool) -> None:
     """Guarantee 11: at once by a streamer that starts, later by one that has worked."""
     set_constants("streaming.streamer", READ_ONLY_S=0.2)
-    streamer = Streamer(flow, database_url, redis_url)
+    streamer = Streamer(site.flow, site.database_url, site.redis_url)
     if worked:
         rounds = count()
         streamer.run(lambda: next(rounds) > 1)  # closes
-    connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET default_transaction_read_only = on'.encode())
+    site.connection.execute(
+        f'ALTER DATABASE "{site.connection.info.dbname}" SET default_transaction_read_only = on'.encode()
+    )
 
     with pytest.raises(ReadOnlyPostgres):
         streamer.run(lambda: False)

@@ -10,7 +10,7 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
-from fixtures.flow import ReadLog, entry_of_a_record, stage_rows
+from fixtures.flow import Publish, ReadLog, Site, entry_of_a_record, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
 from penstock.database.connections import Connection
@@ -76,14 +76,12 @@ def test_inline_records_are_not_read_again(
 
 
 def test_inline_records_wait_for_records_that_redis_has_lost(
-    streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
+    publish: Publish, redis_client: redis.Redis, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 4: the log is filled from its beginning, not from the last tick."""
-    stage_rows(connection, things, 30)
-    streamer.drain()
+    publish(30)
     redis_client.flushall()
-    stage_rows(connection, things, 30)
-    streamer.drain()
+    publish(30)
 
     assert ids(logged(things)) == list(range(1, 61))
     assert dense(logged(things))
@@ -122,11 +120,10 @@ def test_of_few_heavy_records_those_that_are_not_inline_are_read(
 
 
 def test_a_lost_reply_does_not_double_a_record(
-    streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
+    streamer: Streamer, publish: Publish, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 1: the batch is sent again, and the log does not change."""
-    stage_rows(connection, things, 100)
-    streamer.drain()
+    publish(100)
     before = logged(things)
 
     resent = streamer.opened().publisher.resend(40)
@@ -135,28 +132,20 @@ def test_a_lost_reply_does_not_double_a_record(
     assert logged(things) == before
 
 
-def test_two_streamers_make_one_log(
-    streamer: Streamer,
-    flow: Pipeline,
-    database_url: str,
-    redis_url: str,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
-) -> None:
+def test_two_streamers_make_one_log(site: Site) -> None:
     """Guarantee 3: two at once, one of them out of date, are slow, never wrong."""
-    rival = Streamer(flow, database_url, redis_url)
+    rival = Streamer(site.flow, site.database_url, site.redis_url)
     rival.open()
     for number in range(20):
-        stage_rows(connection, things, 30, f"{number} ")
-        (streamer if number % 3 else rival).round()
+        stage_rows(site.connection, site.things, 30, f"{number} ")
+        (site.streamer if number % 3 else rival).round()
         if number % 2:
             rival.round()
-    streamer.drain()
+    site.streamer.drain()
     rival.drain()
     rival.close()
 
-    log = logged(things)
+    log = site.log()
     assert ids(log) == list(range(1, 601))
     assert dense(log)
 
@@ -229,11 +218,10 @@ def test_a_small_backlog_goes_to_redis_in_one_call_unless_it_is_heavy(
 
 
 def test_scripts_that_the_server_has_forgotten_are_loaded_again(
-    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
+    streamer: Streamer, publish: Publish, redis_client: redis.Redis, connection: Connection, things: Log
 ) -> None:
     """Guarantee 19."""
-    stage_rows(connection, things, 5)
-    streamer.drain()
+    publish(5)
     redis_client.script_flush()
     stage_rows(connection, things, 5, "again")
 
@@ -328,21 +316,16 @@ def test_large_payloads_end_a_batch_early(streamer: Streamer, connection: Connec
 
 @pytest.mark.parametrize(("seconds", "tails"), [(0, {50}), (60, {51})])
 def test_every_shard_is_published_in_a_round_however_short_it_is(
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    set_constants: SetConstants,
-    seconds: float,
-    tails: set[int],
+    site: Site, set_constants: SetConstants, seconds: float, tails: set[int]
 ) -> None:
     """Busy shards do not starve the others; while there is time, the round continues."""
     set_constants("streaming.publisher", ROUND_S=seconds)
     set_constants("streaming.unpublished", PACKED_RECORDS=50)
     many = Log("many", shards=64, keep=timedelta(hours=1))
-    streamer = Streamer(Pipeline([many]), database_url, redis_url)
+    streamer = Streamer(Pipeline([many]), site.database_url, site.redis_url)
     try:
         streamer.open()
-        connection.execute(
+        site.connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
             "SELECT 'many', shard, 'k', 'a', 'o', '1' FROM generate_series(0, 63) shard, generate_series(1, 51)"
         )
@@ -401,11 +384,8 @@ def test_journal_rows_deleted_before_they_are_published_stop_their_shards(
     assert logged(things) == published
 
 
-def test_no_key_expires_and_all_keys_of_a_shard_share_a_slot(
-    streamer: Streamer, redis_client: redis.Redis, connection: Connection, things: Log
-) -> None:
-    stage_rows(connection, things, 50)
-    streamer.drain()
+def test_no_key_expires_and_all_keys_of_a_shard_share_a_slot(redis_client: redis.Redis, publish: Publish) -> None:
+    publish(50)
 
     keys = redis_client.keys("*")
     assert sorted(keys) == [

@@ -287,11 +287,7 @@ def test_names_are_looked_through_in_pages(execute: Execute, connection: psycopg
 @pytest.mark.parametrize("in_window", [False, True])
 @pytest.mark.parametrize("state", [*ROWS, "of no pipeline", "with another name", "of another queue"])
 def test_a_duplicate_is_finished_if_a_job_with_an_effect_holds_its_name(
-    state: str,
-    in_window: bool,  # noqa: FBT001
-    hold: Callable[[str, str], None],
-    execute: Execute,
-    connection: psycopg.Connection,
+    state: str, hold: Callable[[str, str], None], execute: Execute, connection: psycopg.Connection, *, in_window: bool
 ) -> None:
     hold(state if state in ROWS else "outstanding", "until it is done")
     if state == "with another name":

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from fixtures.clients import RedisClient, connect_redis
 from fixtures.constants import SetConstants
 from fixtures.crash_points import QUEUE_CRASH_POINTS, Killed, at_crash_points
-from fixtures.flow import retain_now
+from fixtures.flow import Site, retain_now
 from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
 from penstock.clients import FairQueue, Lease
 from penstock.crash_points import install_crashpoint
@@ -63,6 +63,17 @@ def put(sessions: sessionmaker[Session], jobs: Queue) -> Put:
                 stage(session, to=jobs, tenant=tenant, data={"number": number}, **JOB, **options)
 
     return stage_jobs
+
+
+@pytest.fixture
+def publish(put: Put, streamer: Streamer) -> Put:
+    """Stages jobs, and has them published."""
+
+    def publish_jobs(*numbers: int, **options: Any) -> None:
+        put(*numbers, **options)
+        streamer.drain()
+
+    return publish_jobs
 
 
 class Worker:
@@ -123,9 +134,8 @@ def test_a_staged_job_is_done_once(put: Put, streamer: Streamer, worker: Worker,
     assert worker.work() == []
 
 
-def test_a_message_has_the_records_parts(put: Put, streamer: Streamer, worker: Worker) -> None:
-    put(1, tenant=("a", 7), headers={"big": 0.1}, key="k", deadline=FAR)
-    streamer.drain()
+def test_a_message_has_the_records_parts(worker: Worker, publish: Put) -> None:
+    publish(1, tenant=("a", 7), headers={"big": 0.1}, key="k", deadline=FAR)
 
     [lease] = worker.reader.read()
     message = lease.message
@@ -201,46 +211,34 @@ HARMS = [
     ("harm", "is_retained"), [*((harm, True) for harm in HARMS), (flush, False), (HARMS[4], False)]
 )
 def test_what_redis_forgets_is_written_again_until_the_effect(
-    put: Put,
-    streamer: Streamer,
-    worker: Worker,
-    redis_client: redis.Redis,
-    connection: Connection,
-    harm: Callable[[redis.Redis], None],
-    is_retained: bool,  # noqa: FBT001
+    site: Site, put: Put, worker: Worker, harm: Callable[[redis.Redis], None], publish: Put, *, is_retained: bool
 ) -> None:
-    put(1, 2, 3)
-    streamer.drain()
+    publish(1, 2, 3)
     assert worker.work() == [1, 2, 3]
     put(*range(10, 150))
-    put(150, due=datetime.now(UTC) + timedelta(minutes=1))
-    streamer.drain()
+    publish(150, due=datetime.now(UTC) + timedelta(minutes=1))
     if is_retained:
-        put(151)
-        streamer.drain()
-        retain_now(streamer)
+        publish(151)
+        retain_now(site.streamer)
 
-    harm(redis_client)
-    settle_down(streamer)
+    harm(site.client)
+    settle_down(site.streamer)
 
     expected = [*range(10, 150), *([151] if is_retained else [])]
     assert worker.work() == expected
     assert len(worker.effects) == len(expected) + 3
-    assert outstanding(connection) == 1
+    assert outstanding(site.connection) == 1
     assert worker.queue.stats().delayed == 1
 
 
 def test_an_older_copy_of_redis_is_brought_up(
-    put: Put, streamer: Streamer, worker: Worker, redis_client: redis.Redis
+    streamer: Streamer, worker: Worker, redis_client: redis.Redis, publish: Put
 ) -> None:
-    put(*range(50))
-    streamer.drain()
+    publish(*range(50))
     copy: Any = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
-    put(*range(50, 120))
-    streamer.drain()
+    publish(*range(50, 120))
     assert worker.work() == list(range(120))
-    put(*range(120, 130))
-    streamer.drain()
+    publish(*range(120, 130))
 
     redis_client.flushall()
     for key, value in copy.items():
@@ -252,11 +250,10 @@ def test_an_older_copy_of_redis_is_brought_up(
 
 
 def test_what_is_due_later_waits_in_postgres(
-    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection, publish: Put
 ) -> None:
     put(1, delay=3 * 3600)
-    put(2, delay=1800)
-    streamer.drain()
+    publish(2, delay=1800)
     stats = worker.queue.stats()
     assert (waiting(connection), stats.delayed, stats.waiting) == (1, 1, 0)
 
@@ -347,14 +344,7 @@ def test_what_an_operator_sets_comes_before_declared_limits(
 
 
 def test_limits_that_the_application_sets_come_before_declared_ones_and_outlive_redis(
-    jobs: Queue,
-    put: Put,
-    sessions: sessionmaker[Session],
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    worker: Worker,
+    site: Site, jobs: Queue, put: Put, sessions: sessionmaker[Session], worker: Worker
 ) -> None:
     """Set through a session and through a driver's connection; taken back, the declared ones hold."""
     declared = replace(jobs, limits=LIMITS)
@@ -367,15 +357,15 @@ def test_limits_that_the_application_sets_come_before_declared_ones_and_outlive_
         limit(session, KeyLimits(in_flight=9), of=jobs, key="a")
     with sessions() as session:
         limit(session, TenantLimits(is_paused=True), of=jobs, tenant="")  # rolled back
-    with Streamer(flow, database_url, redis_url) as streamer:
-        for harm in (settle_down, lambda _: flush(redis_client)):
+    with Streamer(flow, site.database_url, site.redis_url) as streamer:
+        for harm in (settle_down, lambda _: flush(site.client)):
             harm(streamer)
             settle_down(streamer)
             assert hold(worker) == {"a": 3, "b": 1}
-        limit(connection, None, of=declared, tenant="a", pipeline=flow)
-        limit(connection, None, of=declared, key="k", pipeline=flow)
-    assert connection.execute("SELECT kind, name FROM penstock.queue_limits").fetchall() == [("key", "a")]
-    with Streamer(flow, database_url, redis_url) as streamer:
+        limit(site.connection, None, of=declared, tenant="a", pipeline=flow)
+        limit(site.connection, None, of=declared, key="k", pipeline=flow)
+    assert site.connection.execute("SELECT kind, name FROM penstock.queue_limits").fetchall() == [("key", "a")]
+    with Streamer(flow, site.database_url, site.redis_url) as streamer:
         settle_down(streamer)
         assert hold(worker) == {"a": 2, "b": 1}
 
@@ -453,17 +443,11 @@ def test_limits_that_are_declared_no_more_end_and_do_not_come_back_with_an_older
 
 @pytest.mark.parametrize("is_far", [False, True])
 def test_jobs_that_are_due_together_come_in_the_order_of_staging(
-    put: Put,
-    streamer: Streamer,
-    worker: Worker,
-    redis_client: redis.Redis,
-    connection: Connection,
-    is_far: bool,  # noqa: FBT001
+    streamer: Streamer, worker: Worker, redis_client: redis.Redis, connection: Connection, publish: Put, *, is_far: bool
 ) -> None:
     """Also if half of them were given to Redis last, because they waited in Postgres."""
     due = datetime.now(UTC) + timedelta(minutes=90 if is_far else 5)
-    put(*range(120), due=due)
-    streamer.drain()
+    publish(*range(120), due=due)
     connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE record_id % 2 = 0")
     streamer.drain()
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
@@ -475,12 +459,11 @@ def test_jobs_that_are_due_together_come_in_the_order_of_staging(
 
 
 def test_a_full_tenant_waits_in_postgres_and_stops_nobody(
-    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection, publish: Put
 ) -> None:
     worker.queue.limit("a", TenantLimits(bytes=40))
     put(*range(10))
-    put(*range(10, 20), tenant="b")
-    streamer.drain()
+    publish(*range(10, 20), tenant="b")
     assert waiting(connection) == 7
 
     done = worker.work()
@@ -496,12 +479,10 @@ def test_a_full_tenant_waits_in_postgres_and_stops_nobody(
     assert waiting(connection) == 0
 
 
-def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(put: Put, streamer: Streamer, worker: Worker) -> None:
+def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(streamer: Streamer, worker: Worker, publish: Put) -> None:
     worker.queue.limit("a", TenantLimits(bytes=10))
-    put(*range(1000))
-    streamer.drain()
-    put(1000, tenant="b", delay=2 * 3600)
-    streamer.drain()
+    publish(*range(1000))
+    publish(1000, tenant="b", delay=2 * 3600)
     worker.connection.execute("UPDATE penstock.waiting_records SET due = now() WHERE tenant IS NULL")
     streamer.drain()
 
@@ -509,29 +490,25 @@ def test_a_full_tenant_with_many_does_not_hold_up_what_is_due(put: Put, streamer
 
 
 def test_a_duplicate_is_finished_with_no_effect_of_its_own(
-    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+    put: Put, worker: Worker, connection: Connection, publish: Put
 ) -> None:
     put(1, unique=Unique("x"))
-    put(2, unique=Unique("x"))
-    streamer.drain()
+    publish(2, unique=Unique("x"))
 
     assert outstanding(connection) == 1
     assert worker.work() == [1]
-    put(3, unique=Unique("x"))
-    streamer.drain()
+    publish(3, unique=Unique("x"))
     assert worker.work() == [3]
 
 
 def test_a_duplicate_of_a_job_whose_effect_is_there_is_not_dropped(
-    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+    streamer: Streamer, worker: Worker, connection: Connection, publish: Put
 ) -> None:
     """Its holder was done before it was staged: only Redis does not know yet."""
-    put(1, unique=Unique("x"))
-    streamer.drain()
+    publish(1, unique=Unique("x"))
     [lease] = worker.reader.read()
     connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(lease.message.id)],))
-    put(2, unique=Unique("x"))
-    streamer.drain()
+    publish(2, unique=Unique("x"))
     lease.done()
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
     streamer.drain()
@@ -549,24 +526,19 @@ def give_out_again(connection: Connection, id_: int) -> None:
     )
 
 
-def test_a_holder_whose_id_was_given_out_again_holds_nothing(
-    put: Put, streamer: Streamer, connection: Connection
-) -> None:
-    put(1, unique=Unique("x"))
-    streamer.drain()
+def test_a_holder_whose_id_was_given_out_again_holds_nothing(connection: Connection, publish: Put) -> None:
+    publish(1, unique=Unique("x"))
     give_out_again(connection, 1)
-    put(2, unique=Unique("x"))
-    streamer.drain()
+    publish(2, unique=Unique("x"))
 
     assert outstanding(connection) == 2
 
 
 def test_a_duplicate_whose_id_was_given_out_again_is_another_record(
-    put: Put, streamer: Streamer, connection: Connection
+    put: Put, streamer: Streamer, connection: Connection, publish: Put
 ) -> None:
     """The streamer has read it, and Postgres is put back, behind a pooler, before Redis says that it is a duplicate."""
-    put(1, unique=Unique("x"))
-    streamer.drain()
+    publish(1, unique=Unique("x"))
     put(2, unique=Unique("x"))
 
     def strike(point: str) -> None:
@@ -615,10 +587,9 @@ def calls(client: redis.Redis) -> int:
 
 
 def test_a_foreign_key_stops_this_queue_alone(
-    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker
+    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker, publish: Put
 ) -> None:
-    put(1)
-    streamer.drain()
+    publish(1)
     redis_client.rename("penstock:{jobs/0}:q-messages", "kept")
     redis_client.set("penstock:{jobs/0}:q-messages", "somebody's")
     put(2)
@@ -665,14 +636,7 @@ def test_a_header_that_somebody_else_wrote_stops_nothing(
     "point", ["publisher.before_append", "publisher.after_append", *QUEUE_CRASH_POINTS, "retention.before_commit"]
 )
 def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
-    put: Put,
-    flow: Pipeline,
-    worker: Worker,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    point: str,
-    passing: int,
+    site: Site, put: Put, worker: Worker, point: str, passing: int
 ) -> None:
     passings = count(1)
 
@@ -681,10 +645,10 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
             raise Killed
 
     def stream() -> None:
-        with Streamer(flow, database_url, redis_url) as streamer:
+        with Streamer(site.flow, site.database_url, site.redis_url) as streamer:
             settle_down(streamer)
             retain_now(streamer)
-            connection.execute("UPDATE penstock.waiting_records SET due = now()")
+            site.connection.execute("UPDATE penstock.waiting_records SET due = now()")
             settle_down(streamer)
 
     worker.queue.limit("full", TenantLimits(bytes=40))
@@ -705,14 +669,13 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(
 
     expected = {n for n in range(40) if n % 20 < 10 or n % 20 == 11}
     assert sorted(worker.effects) == sorted(expected)
-    assert outstanding(connection) == worker.queue.stats().delayed == 2
+    assert outstanding(site.connection) == worker.queue.stats().delayed == 2
 
 
 def test_a_streamer_of_an_older_epoch_writes_nothing(
-    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker
+    put: Put, streamer: Streamer, redis_client: redis.Redis, connection: Connection, worker: Worker, publish: Put
 ) -> None:
-    put(1, delay=7200)
-    streamer.drain()
+    publish(1, delay=7200)
     redis_client.set("penstock:{jobs/0}:epoch", 2)
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
     with pytest.raises(Fenced):
@@ -741,10 +704,9 @@ def test_a_queue_none_of_whose_streams_can_be_written_stops_alone_and_recovers(
 
 
 def test_the_number_of_streams_may_change_between_two_releases(
-    put: Put, streamer: Streamer, worker: Worker, database_url: str, redis_url: str
+    put: Put, worker: Worker, database_url: str, redis_url: str, publish: Put
 ) -> None:
-    put(*range(30))
-    streamer.drain()
+    publish(*range(30))
     for number, streams in enumerate([3, 40], 1):
         with Streamer(
             Pipeline([Queue(NAME, streams=streams), Log("things", shards=1)]), database_url, redis_url
@@ -756,11 +718,11 @@ def test_the_number_of_streams_may_change_between_two_releases(
     assert worker.work() == list(range(90))
 
 
-def test_retention_keeps_what_is_not_done(put: Put, streamer: Streamer, connection: Connection, worker: Worker) -> None:
-    put(*range(20))
-    streamer.drain()
-    put(20)
-    streamer.drain()
+def test_retention_keeps_what_is_not_done(
+    streamer: Streamer, connection: Connection, worker: Worker, publish: Put
+) -> None:
+    publish(*range(20))
+    publish(20)
     retain_now(streamer)
 
     [(journaled,)] = connection.execute("SELECT sum(cardinality(record_ids)) FROM penstock.journal").fetchall()
@@ -804,33 +766,31 @@ def test_large_records_that_wait_are_fed_in_small_batches(
 
 @pytest.mark.parametrize("within", ["queue", "tenant"])
 def test_a_name_held_for_a_window_is_held_though_redis_has_lost_it(
-    within: Any, put: Put, streamer: Streamer, worker: Worker, redis_client: redis.Redis, connection: Connection
+    site: Site, within: Any, put: Put, worker: Worker, publish: Put
 ) -> None:
     """Guarantee 46: the first is done before the loss, and one that is due later comes again after it."""
     put(1, unique=Unique("x", window=600, within=within))
-    put(2, unique=Unique("y", window=600, within=within))
-    streamer.drain()
+    publish(2, unique=Unique("y", window=600, within=within))
     done, _ = worker.reader.read(2)
-    connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(done.message.id)],))
-    flush(redis_client)
+    site.connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(done.message.id)],))
+    flush(site.client)
     put(3, unique=Unique("x", window=600, within=within))
     put(4, unique=Unique("z", window=600, within=within))
     put(5, tenant="b", unique=Unique("x", window=600, within=within))
-    settle_down(streamer)
+    settle_down(site.streamer)
 
     assert worker.work() == [2, 4, *([5] if within == "tenant" else [])]
-    connection.execute("UPDATE penstock.unique_names SET ends = now()")
-    flush(redis_client)
+    site.connection.execute("UPDATE penstock.unique_names SET ends = now()")
+    flush(site.client)
     put(6, unique=Unique("x", window=600, within=within))
-    settle_down(streamer)
+    settle_down(site.streamer)
     assert worker.work() == [6]
 
 
 def test_a_name_held_for_a_window_drops_what_comes_in_it_though_the_first_is_done(
-    put: Put, streamer: Streamer, worker: Worker, connection: Connection
+    put: Put, streamer: Streamer, worker: Worker, connection: Connection, publish: Put
 ) -> None:
-    put(1, unique=Unique("x", window=60))
-    streamer.drain()
+    publish(1, unique=Unique("x", window=60))
     assert worker.work() == [1]
     put(2, unique=Unique("x", window=60))
     settle_down(streamer)

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from fixtures.command_line import CommandLine
 from fixtures.constants import SetConstants
-from fixtures.flow import running
+from fixtures.flow import Site, running
 from penstock import Job, Log, Pipeline, Queue, Unique
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.statements import statements
@@ -194,13 +194,7 @@ class WrongClock(datetime):
 @pytest.mark.usefixtures("short_intervals")
 @pytest.mark.parametrize("seconds", [480, pytest.param(10_000, marks=[pytest.mark.storm, pytest.mark.timeout(1800)])])
 def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks_are_wrong(
-    seconds: int,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    set_constants: SetConstants,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, seconds: int, set_constants: SetConstants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four streamers, whose sessions are ended all the time; slots of a second each have been missed.  What decides is Postgres' clock."""
     set_constants("streaming.streamer", REFRESH_EVERY_S=0.0)
@@ -209,24 +203,24 @@ def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks
         monkeypatch.setattr(f"penstock.{module}.datetime", WrongClock)
     monkeypatch.setattr("time.time", lambda: WrongClock.now().timestamp())
     pipeline = declare(1, catch_up="all")
-    with Streamer(pipeline, database_url, redis_url):
-        make_due(connection, f"{seconds} seconds")
-    [(begun,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
+    with Streamer(pipeline, site.database_url, site.redis_url):
+        make_due(site.connection, f"{seconds} seconds")
+    [(begun,)] = site.connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
     ended = threading.Event()
 
     def next_slot() -> object:
-        return connection.execute("SELECT next_at FROM penstock.schedules").fetchone()
+        return site.connection.execute("SELECT next_at FROM penstock.schedules").fetchone()
 
     def disturb(stop: Any) -> None:
         """Ends all sessions twice for each step that is made, so that a slow machine makes steps, too."""
         while not stop():
             before = next_slot()
             for _ in range(2):
-                connection.execute(
+                site.connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE split_part(application_name, '/', 1) = 'penstock streamer' "
                     "AND datname = current_database()"
                 )
-                redis_client.flushdb()
+                site.client.flushdb()
                 ended.wait(0.05)
             while not stop() and next_slot() == before:
                 ended.wait(0.02)
@@ -235,8 +229,8 @@ def test_every_slot_has_one_job_though_streamers_die_redis_is_emptied_and_clocks
         [(caught_up,)] = other.execute("SELECT next_at > clock_timestamp() FROM penstock.schedules").fetchall()
         return bool(caught_up)
 
-    with connect_postgres(database_url, application="test") as other:
-        with running(*(Streamer(pipeline, database_url, redis_url).run for _ in range(4)), disturb):
+    with connect_postgres(site.database_url, application="test") as other:
+        with running(*(Streamer(pipeline, site.database_url, site.redis_url).run for _ in range(4)), disturb):
             eventually(has_caught_up, "all is caught up", timeout_s=max(60, seconds / 8))
         found = slots(other)
         [(last, has_passed)] = other.execute("SELECT last_at, last_at <= now() FROM penstock.schedules").fetchall()

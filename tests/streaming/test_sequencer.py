@@ -129,11 +129,7 @@ def waits_for_a_lock(connection: Connection) -> bool:
 
 
 @pytest.mark.parametrize("prepare", [False, True])
-def test_a_tick_whose_commit_fails_has_not_happened(
-    connection: Connection,
-    things: Log,
-    prepare: bool,  # noqa: FBT001
-) -> None:
+def test_a_tick_whose_commit_fails_has_not_happened(connection: Connection, things: Log, *, prepare: bool) -> None:
     """Guarantee 3: a result returned before the commit does not count."""
     connection.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$; "
@@ -153,10 +149,7 @@ def test_a_tick_whose_commit_fails_has_not_happened(
 
 @pytest.mark.parametrize("prepare", [False, True])
 def test_a_tick_is_durable_before_it_returns_whatever_the_default_is(
-    connection: Connection,
-    database_url: str,
-    things: Log,
-    prepare: bool,  # noqa: FBT001
+    connection: Connection, database_url: str, things: Log, *, prepare: bool
 ) -> None:
     """Guarantee 3: a crash of Postgres never takes back what was sent to Redis."""
     connection.execute(
@@ -204,10 +197,7 @@ def test_a_session_that_another_sequencer_used_before_is_usable(connection: Conn
 
 @pytest.mark.parametrize("prepare", [False, True])
 def test_a_tick_is_not_serializable_whatever_the_default_is(
-    connection: Connection,
-    database_url: str,
-    things: Log,
-    prepare: bool,  # noqa: FBT001
+    connection: Connection, database_url: str, things: Log, *, prepare: bool
 ) -> None:
     """A serializable tick would make serializable producers fail, since it reads where they write."""
     stage_rows(connection, things, 3)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from fixtures.clocks import Clock
 from fixtures.constants import SetConstants
-from fixtures.flow import ReadLog, retain_now, running, stage_rows
+from fixtures.flow import ReadLog, Site, retain_now, running, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline, Queue
 from penstock.channels.routing import log_keys
@@ -228,23 +228,15 @@ def test_tails_are_not_read_after_every_tick(
     assert read == []
 
 
-def test_the_inline_engine_streams_the_share_that_it_is_given(
-    flow: Pipeline,
-    database_url: str,
-    redis_url: str,
-    connection: Connection,
-    things: Log,
-    logged: ReadLog,
-    set_constants: SetConstants,
-) -> None:
+def test_the_inline_engine_streams_the_share_that_it_is_given(site: Site, set_constants: SetConstants) -> None:
     set_constants("streaming.share", TAKEOVER_S=600.0)
-    run = partial(inline.run, flow, database_url, redis_url, share=Share(1, 2))
+    run = partial(inline.run, site.flow, site.database_url, site.redis_url, share=Share(1, 2))
     with running(lambda stop: run(stop=stop)):
-        stage_rows(connection, things, 1)
-        await_records(logged, things, 1)
-        stage_rows(connection, things, MANY)
-        eventually(lambda: lengths(logged(things))[0] > MANY / 8, "its share is published")
-        assert lengths(logged(things))[1] < MANY / 8
+        stage_rows(site.connection, site.things, 1)
+        await_records(site.logged, site.things, 1)
+        stage_rows(site.connection, site.things, MANY)
+        eventually(lambda: lengths(site.log())[0] > MANY / 8, "its share is published")
+        assert lengths(site.log())[1] < MANY / 8
 
 
 @pytest.mark.usefixtures("impatient")

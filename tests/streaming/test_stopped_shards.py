@@ -10,9 +10,9 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
-from fixtures.flow import ReadLog, drop_limits, running
+from fixtures.flow import Site, drop_limits, running
 from fixtures.intervals import refresh_now
-from penstock import Ick, Log, Pipeline, Queue
+from penstock import Ick, Queue
 from penstock.channels.isolation import ShardError
 from penstock.channels.log.streams import read
 from penstock.clients import DirtyList
@@ -158,79 +158,64 @@ by_name = pytest.mark.parametrize(("harm", "shard", "reason"), HARMS, ids=[h[0].
 @by_name
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_bad_shard_is_stopped_and_named_and_the_others_flow(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    harm: Harm,
-    shard: str,
-    reason: str,
-    restarted: bool,  # noqa: FBT001
+    site: Site, harm: Harm, shard: str, reason: str, *, restarted: bool
 ) -> None:
     """Guarantee 30: no round ends with an error, before the fault is known and after."""
-    stage(connection)
-    streamer.drain()
+    stage(site.connection)
+    site.streamer.drain()
     with capture_logs() as logs:
-        harm(connection, redis_client)
+        harm(site.connection, site.client)
         if restarted:
-            streamer.close()
+            site.streamer.close()
         for _ in range(3):
-            stage(connection)
+            stage(site.connection)
             for _ in range(2):
-                streamer.round()
-            refresh_now(streamer)
-        streamer.round()
+                site.streamer.round()
+            refresh_now(site.streamer)
+        site.streamer.round()
 
-    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.log.items()}
+    tails = {str(name): tail for name, tail in site.streamer.opened().publisher.tails.log.items()}
     assert {name: tail for name, tail in tails.items() if name != shard} == dict.fromkeys(
         {"things/0", "things/1", "index/0", "index/1"} - {shard}, 8
     )
     [stopped] = [each for each in logs if each["event"] == "shard unusable"]
     assert stopped["shard"] == shard
     assert re.search(reason, stopped["reason"]), stopped["reason"]
-    [shown] = status(Store(connection), redis_client).faults.stopped
+    [shown] = status(Store(site.connection), site.client).faults.stopped
     assert str(shown.shard) == shard
-    results = diagnose(Store(connection), redis_client)
+    results = diagnose(Store(site.connection), site.client)
     assert worst(results) == "error"
     assert shard in "".join(r.message for r in results if r.check == "stopped shards")
 
 
 @pytest.mark.parametrize("harm", [set_epoch, damage_ick, set_type, stage_large, spoil_record], ids=lambda h: h.__name__)
-def test_a_mended_shard_is_taken_back_and_loses_nothing(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    set_constants: SetConstants,
-    harm: Harm,
-) -> None:
+def test_a_mended_shard_is_taken_back_and_loses_nothing(site: Site, set_constants: SetConstants, harm: Harm) -> None:
     set_constants("channels.isolation", RETRY_EVERY_S=0.0)
-    stage(connection)
-    streamer.drain()
+    stage(site.connection)
+    site.streamer.drain()
     with capture_logs() as logs:
-        harm(connection, redis_client)
-        stage(connection)
+        harm(site.connection, site.client)
+        stage(site.connection)
         for _ in range(3):
-            streamer.round()
-            refresh_now(streamer)
-        assert len(status(Store(connection), redis_client).faults.stopped) == 1
+            site.streamer.round()
+            refresh_now(site.streamer)
+        assert len(status(Store(site.connection), site.client).faults.stopped) == 1
         assert [e["event"] for e in logs if "usable" in e["event"]] == [
             "shard unusable"
         ]  # however often it was checked
 
-        redis_client.config_set("proto-max-bulk-len", 2**29)
-        connection.execute("UPDATE penstock.staged_records SET created_at = now() WHERE created_at = 'infinity'")  # fmt: skip
-        redis_client.delete(EPOCH_KEY, LOG_KEY, DirtyList(redis_client, "penstock:{index/0}:ick").keys.dirty)  # fmt: skip
+        site.client.config_set("proto-max-bulk-len", 2**29)
+        site.connection.execute("UPDATE penstock.staged_records SET created_at = now() WHERE created_at = 'infinity'")  # fmt: skip
+        site.client.delete(EPOCH_KEY, LOG_KEY, DirtyList(site.client, "penstock:{index/0}:ick").keys.dirty)  # fmt: skip
         for _ in range(3):
-            refresh_now(streamer)
-            streamer.round()
+            refresh_now(site.streamer)
+            site.streamer.round()
 
-    assert status(Store(connection), redis_client).faults.stopped == ()
+    assert status(Store(site.connection), site.client).faults.stopped == ()
     assert [e["event"] for e in logs if "usable" in e["event"]] == ["shard unusable", "shard usable again"]
-    records = logged(things)[things.shard_names[0]]
+    records = site.log()[site.things.shard_names[0]]
     assert [r.offset for r in records] == list(range(1, len(records) + 1))
-    staged = connection.execute(
+    staged = site.connection.execute(
         "SELECT id FROM penstock.staged_records WHERE channel = 'things' AND shard = 0 ORDER BY id"
     ).fetchall()
     assert sorted(r.id for r in records) == [record for (record,) in staged]
@@ -261,74 +246,58 @@ def delete_middle(connection: Connection, _: redis.Redis) -> None:
     ],
 )
 def test_a_shard_is_checked_as_a_whole_though_nothing_waits_for_it(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    set_constants: SetConstants,
-    shard: str,
-    harm: Harm | None,
-    error: Callable[[str], ShardError],
+    site: Site, set_constants: SetConstants, shard: str, harm: Harm | None, error: Callable[[str], ShardError]
 ) -> None:
     """And gets again what was deleted with its keys."""
     set_constants("channels.isolation", RETRY_EVERY_S=0.0)
     for _ in range(2):
-        stage(connection)
-        insert(connection, 0, channel="jobs")
-        streamer.drain()
+        stage(site.connection)
+        insert(site.connection, 0, channel="jobs")
+        site.streamer.drain()
     channel, _, number = shard.partition("/")
-    unusable = streamer.opened().publisher.unusable
+    unusable = site.streamer.opened().publisher.unusable
     unusable.add(ShardName(channel, Shard(int(number))), error("x"))
     if harm is not None:
-        harm(connection, redis_client)
-        refresh_now(streamer)
-        streamer.round()
+        harm(site.connection, site.client)
+        refresh_now(site.streamer)
+        site.streamer.round()
         assert [*map(str, unusable.errors)] == [shard]
     if harm is delete_middle:
         return
-    for key in redis_client.keys(f"*{{{shard}}}*"):
-        redis_client.delete(key)
-    refresh_now(streamer)
+    for key in site.client.keys(f"*{{{shard}}}*"):
+        site.client.delete(key)
+    refresh_now(site.streamer)
     for _ in range(2):
-        streamer.round()
+        site.streamer.round()
 
     assert not unusable.errors
-    assert [len(records) for records in logged(things).values()] == [4, 4]
+    assert [len(records) for records in site.log().values()] == [4, 4]
 
 
 @pytest.mark.parametrize("harm", [delete_published_journal, delete_hole, delete_record], ids=lambda h: h.__name__)
-def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(
-    flow: Pipeline,
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    harm: Harm,
-) -> None:
+def test_a_journal_that_was_damaged_by_hand_continues_after_a_reset(site: Site, harm: Harm) -> None:
     """As the error advises: every record gets an offset again."""
-    stage(connection)
-    streamer.drain()
-    harm(connection, redis_client)
-    stage(connection)
-    streamer.round()
-    streamer.close()
+    stage(site.connection)
+    site.streamer.drain()
+    harm(site.connection, site.client)
+    stage(site.connection)
+    site.streamer.round()
+    site.streamer.close()
 
-    assert reset_epoch(connection, redis_client, flow, apply=True).applied
-    streamer.drain()
+    assert reset_epoch(site.connection, site.client, site.flow, apply=True).applied
+    site.streamer.drain()
 
-    records = logged(things)[things.shard_names[0]]
-    staged = connection.execute(
+    records = site.log()[site.things.shard_names[0]]
+    staged = site.connection.execute(
         "SELECT id FROM penstock.staged_records WHERE channel = 'things' AND shard = 0 ORDER BY id"
     ).fetchall()
     assert [r.offset for r in records] == list(range(1, len(records) + 1))
     assert sorted(r.id for r in records) == [record for (record,) in staged]
-    streamer.round()
-    refresh_now(streamer)
-    streamer.round()
-    assert status(Store(connection), redis_client).faults.stopped == ()
-    assert reset_epoch(connection, redis_client, flow).reason is None
+    site.streamer.round()
+    refresh_now(site.streamer)
+    site.streamer.round()
+    assert status(Store(site.connection), site.client).faults.stopped == ()
+    assert reset_epoch(site.connection, site.client, site.flow).reason is None
 
 
 def test_every_round_with_a_stopped_shard_is_idle(
@@ -387,30 +356,24 @@ def streamer_tail(connection: Connection, shard: ShardName) -> Offset:
 @pytest.mark.timeout(240)
 @by_name
 def test_a_bad_shard_does_not_slow_the_others(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    harm: Harm,
-    shard: str,
-    reason: str,
-    record_property: Callable[[str, object], None],
+    site: Site, harm: Harm, shard: str, reason: str, record_property: Callable[[str, object], None]
 ) -> None:
     """The latency p99 of another shard is at most twice that of the calm before; the fault comes in the middle."""
     hurt = 0.0
-    stage(connection)
-    with running(streamer.run):
-        stage(connection)
+    stage(site.connection)
+    with running(site.streamer.run):
+        stage(site.connection)
         sleep(1)
-        calm = measure_p99(connection, redis_client)
+        calm = measure_p99(site.connection, site.client)
         if harm not in BETWEEN_STREAMERS:
-            harm(connection, redis_client)
-            hurt = measure_p99(connection, redis_client)
+            harm(site.connection, site.client)
+            hurt = measure_p99(site.connection, site.client)
     if harm in BETWEEN_STREAMERS:
-        harm(connection, redis_client)
-        with running(streamer.run):
+        harm(site.connection, site.client)
+        with running(site.streamer.run):
             sleep(1)
-            hurt = measure_p99(connection, redis_client)
+            hurt = measure_p99(site.connection, site.client)
 
     record_property("p99 ratio", hurt / calm)
-    assert [str(each.shard) for each in status(Store(connection), redis_client).faults.stopped] == [shard]
+    assert [str(each.shard) for each in status(Store(site.connection), site.client).faults.stopped] == [shard]
     assert hurt <= 2 * calm, f"calm {calm:.1f} ms, with the fault {hurt:.1f} ms"

@@ -11,10 +11,8 @@ from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
 from fixtures.damage import copy_data, restore_data
-from fixtures.flow import ReadLog, retain_now, stage_rows
+from fixtures.flow import OpenWorker, Publish, ReadLog, retain_now, stage_rows
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.embedded import EmbeddedPostgres
 from penstock.errors import ReadOnlyPostgres
@@ -78,7 +76,7 @@ def forgetful() -> Iterator[None]:
 
 @pytest.mark.usefixtures("forgetful")
 def test_nothing_depends_on_the_state_of_a_session(
-    flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
+    open_worker: OpenWorker, flow: Pipeline, things: Log, connection: Connection, database_url: str, redis_url: str
 ) -> None:
     """Guarantee 18: a pooler in transaction mode may use another session each time."""
     applied: list[int] = []
@@ -88,7 +86,7 @@ def test_nothing_depends_on_the_state_of_a_session(
         applied.extend(record.id for record in records)
 
     streamer = Streamer(flow, database_url, redis_url, prepare=False)
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url, prepare=False))
+    worker = open_worker(prepare=False)
     for number in range(10):
         stage_rows(connection, things, 20, f"{number} ")
         streamer.round()
@@ -104,13 +102,7 @@ def test_nothing_depends_on_the_state_of_a_session(
 
 
 def test_wrong_clocks_change_neither_order_nor_number(
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    connection: Connection,
-    logged: ReadLog,
-    database_url: str,
-    redis_url: str,
+    flow: Pipeline, things: Log, streamer: Streamer, connection: Connection, logged: ReadLog, open_worker: OpenWorker
 ) -> None:
     """Guarantee 20: the times of records are displayed, and decide nothing."""
     applied: list[Record] = []
@@ -130,9 +122,7 @@ def test_wrong_clocks_change_neither_order_nor_number(
     retain_now(streamer)
     streamer.drain()
     in_log = [record.id for record in logged(things)[things.shard_names[0]]]
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
-    worker.drain()
-    worker.close()
+    open_worker().drain()
 
     assert in_log == list(range(1, 201))
     assert [record.id for record in applied] == in_log
@@ -157,7 +147,7 @@ def test_a_hot_key_holds_up_only_its_own_shard(
 
 
 def test_a_consumer_that_is_far_behind_reads_one_batch_at_a_time(
-    flow: Pipeline, things: Log, streamer: Streamer, connection: Connection, database_url: str, redis_url: str
+    flow: Pipeline, things: Log, publish: Publish, open_worker: OpenWorker
 ) -> None:
     """Guarantee 25: the backlog is in the log, not in memory."""
     sizes: list[int] = []
@@ -167,9 +157,8 @@ def test_a_consumer_that_is_far_behind_reads_one_batch_at_a_time(
         sizes.append(len(records))
         session.execute(text("SELECT 1"))
 
-    stage_rows(connection, things, 5000)
-    streamer.drain()
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
+    publish(5000)
+    worker = open_worker()
     first = worker.round(block_ms=0)
 
     assert first.applied == 200

@@ -9,7 +9,7 @@ import redis
 from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
-from fixtures.flow import ReadLog, entry_of_a_record, retain_now, stage_rows
+from fixtures.flow import ReadLog, Site, entry_of_a_record, retain_now, stage_rows
 from penstock import Ick, Log
 from penstock.clients import DirtyList, repair
 from penstock.database.connections import Connection
@@ -84,30 +84,23 @@ WHEN = ("before the start", "under way", "after records")
     [(h, HARMS[h], when, (20, 3000)[(i + j) % 2]) for i, h in enumerate(HARMS) for j, when in enumerate(WHEN)],
 )
 def test_one_unusable_shard_is_named_and_the_others_flow(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    harm: Harm,
-    shard: str,
-    many: int,
-    when: str,
+    site: Site, harm: Harm, shard: str, many: int, when: str
 ) -> None:
     """Guarantee 30."""
     if when != "before the start":
-        streamer.drain()
+        site.streamer.drain()
     if when == "after records":
-        stage(connection, things, prefix="before")
-        streamer.drain()
-        redis_client.delete(*redis_client.keys(f"*{{{shard}}}*"))
-    harm(redis_client)
-    stage(connection, things, many)
+        stage(site.connection, site.things, prefix="before")
+        site.streamer.drain()
+        site.client.delete(*site.client.keys(f"*{{{shard}}}*"))
+    harm(site.client)
+    stage(site.connection, site.things, many)
 
     with capture_logs() as logs:
-        done = rounds(streamer)
+        done = rounds(site.streamer)
 
-    tails = {str(name): tail for name, tail in streamer.opened().publisher.tails.log.items()}
-    ends = connection.execute("SELECT channel, shard, max(last_offset) FROM penstock.journal GROUP BY 1, 2")  # fmt: skip
+    tails = {str(name): tail for name, tail in site.streamer.opened().publisher.tails.log.items()}
+    ends = site.connection.execute("SELECT channel, shard, max(last_offset) FROM penstock.journal GROUP BY 1, 2")  # fmt: skip
     expected = {f"{channel}/{number}": end for channel, number, end in ends}
     assert len(expected) == 4
     assert {name for name, end in expected.items() if tails.get(name) != end} == {shard}
@@ -129,16 +122,10 @@ def test_a_foreign_entry_stops_only_its_shard(
 
 @pytest.mark.parametrize(("harm", "error"), [(damage_ick, DamagedIck), (damage_log, ForeignLog)], ids=["ick", "log"])
 def test_a_drain_drains_the_other_shards_then_ends_with_the_error(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    logged: ReadLog,
-    harm: Harm,
-    error: type[PenstockError],
+    site: Site, harm: Harm, error: type[PenstockError]
 ) -> None:
-    harm(redis_client)
-    stage(connection, things, 2000)
+    harm(site.client)
+    stage(site.connection, site.things, 2000)
     published = 0
 
     def count(done: RoundResult) -> None:
@@ -146,9 +133,9 @@ def test_a_drain_drains_the_other_shards_then_ends_with_the_error(
         published += done.added
 
     with pytest.raises(error):
-        streamer.drain(count)
+        site.streamer.drain(count)
 
-    [(elsewhere,)] = connection.execute(
+    [(elsewhere,)] = site.connection.execute(
         "SELECT count(*) FROM penstock.staged_records WHERE (channel, shard) <> (%s, 0)",
         ["index" if error is DamagedIck else "things"],
     ).fetchall()
@@ -178,22 +165,16 @@ def test_a_repaired_shard_catches_up(
 @pytest.mark.usefixtures("_retry_at_once")
 @pytest.mark.parametrize(("log_every_s", "lines"), [(60.0, 1), (0.0, 11)])
 def test_an_unusable_shard_is_logged_once_and_then_at_intervals(
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
-    things: Log,
-    set_constants: SetConstants,
-    log_every_s: float,
-    lines: int,
+    site: Site, set_constants: SetConstants, log_every_s: float, lines: int
 ) -> None:
     set_constants("logs", LOG_EVERY_S=log_every_s)
-    damage_ick(redis_client)
-    stage(connection, things)
+    damage_ick(site.client)
+    stage(site.connection, site.things)
 
     with capture_logs() as logs:
-        rounds(streamer, 10)
-        streamer.close()
-        rounds(streamer, 1)
+        rounds(site.streamer, 10)
+        site.streamer.close()
+        rounds(site.streamer, 1)
 
     assert about(logs, "shard unusable") == ["index/0"] * lines
 

@@ -1,6 +1,6 @@
 """Members that plain operations forget and fenced reservations do not.
 
-Each hazard has a pair of tests: it happens with the operations of Redis::Ick, and does not with a reservation.
+Each happens with the operations of Redis::Ick, as ``test_model.py`` compares them, and does not with a reservation.
 """
 
 import pytest
@@ -36,17 +36,6 @@ def other(redis_client: redis.Redis) -> Reservations:
     return Reservations(redis_client, KEY, holder="other", size=2)
 
 
-def test_plain_a_second_reserve_in_flight_forgets(ick: DirtyList) -> None:
-    ick.add({"a": 1})
-    ick.reserve(5)
-    ick.add({"a": 2})
-
-    ick.reserve(5)
-    ick.commit(["a"])
-
-    assert everything(ick) == set()
-
-
 def test_fenced_a_second_reserve_in_flight_learns_who_holds_it(
     ick: DirtyList, fenced: Reservations, other: Reservations
 ) -> None:
@@ -77,20 +66,6 @@ def test_fenced_a_consumer_that_reserves_again_starts_over_and_forgets_nothing(
 
 
 @pytest.mark.parametrize("backwash", [False, True])
-def test_plain_a_monitor_that_reserves_makes_a_consumer_forget(
-    ick: DirtyList, ruby: RedisIck, *, backwash: bool
-) -> None:
-    ick.add({"a": 1})
-    ick.reserve(5)
-    ick.add({"a": 2})
-
-    ruby.reserve(5, backwash=backwash)
-    ick.commit(["a"])
-
-    assert everything(ick) == set()
-
-
-@pytest.mark.parametrize("backwash", [False, True])
 def test_fenced_a_monitor_that_reserves_does_no_harm(
     ick: DirtyList, ruby: RedisIck, fenced: Reservations, *, backwash: bool
 ) -> None:
@@ -105,17 +80,6 @@ def test_fenced_a_monitor_that_reserves_does_no_harm(
     assert next_.marks == ((b"a", 2.0), (b"b", 3.0))
 
 
-def test_plain_a_partial_exchange_forgets(ick: DirtyList) -> None:
-    ick.add({"a": 1, "b": 2})
-    ick.reserve(2)
-    ick.add({"a": 3})
-
-    ick.exchange(2, ["b"])
-    ick.commit(["a"])
-
-    assert everything(ick) == set()
-
-
 def test_fenced_a_partial_exchange_keeps_newer_marks_apart(ick: DirtyList, fenced: Reservations) -> None:
     ick.add({"a": 1, "b": 2})
     first = reserved(fenced.reserve())
@@ -126,19 +90,6 @@ def test_fenced_a_partial_exchange_keeps_newer_marks_apart(ick: DirtyList, fence
     third = reserved(fenced.exchange(second, ["a"]))
 
     assert third.marks == ((b"a", 3.0),)
-
-
-def test_plain_a_zombie_commits_members_that_another_has_reserved(ick: DirtyList) -> None:
-    ick.add({"a": 1})
-    ick.reserve(1)  # the zombie stalls
-    ick.reserve(1)
-    ick.commit(["a"])
-    ick.add({"a": 2})
-    ick.reserve(1)
-
-    ick.commit(["a"])  # the zombie wakes
-
-    assert everything(ick) == set()
 
 
 def test_fenced_a_zombie_learns_that_it_was_superseded(
@@ -163,18 +114,6 @@ def test_fenced_a_zombie_learns_that_it_was_superseded(
         assert late.holder == other.holder
     assert everything(ick) == {b"a"}
     assert other.read(again) == again
-
-
-def test_plain_a_commit_that_is_sent_twice_forgets(ick: DirtyList) -> None:
-    ick.add({"a": 1})
-    ick.reserve(1)
-    ick.commit(["a"])  # the reply is lost
-    ick.add({"a": 2})
-    ick.reserve(1)
-
-    ick.commit(["a"])  # sent again
-
-    assert everything(ick) == set()
 
 
 def test_fenced_a_commit_that_is_sent_twice_takes_effect_once(ick: DirtyList, fenced: Reservations) -> None:
@@ -241,17 +180,6 @@ def test_two_plain_consumers_forget_beside_a_fenced_one_as_they_do_alone(
     assert reserved(fenced.reserve()).members == []
 
 
-def test_plain_an_exchange_that_is_sent_twice_forgets(ick: DirtyList) -> None:
-    ick.add({"a": 1})
-    ick.reserve(5)
-    ick.add({"a": 2})
-    assert ick.exchange(5, ["a"]).marks == [(b"a", 2.0)]  # the reply is lost
-
-    assert ick.exchange(5, ["a"]).marks == []  # sent again
-
-    assert everything(ick) == set()
-
-
 def test_fenced_an_exchange_that_is_sent_twice_returns_the_same_reservation(
     ick: DirtyList, fenced: Reservations
 ) -> None:
@@ -274,12 +202,3 @@ def test_plain_and_fenced_commits_return_how_many_members_they_found(ick: DirtyL
     assert ick.exchange(0, ["a", "c", "never"]).committed == 1
     mine = reserved(fenced.reserve())
     assert reserved(fenced.exchange(mine, ["b", "never"])).committed == 1
-
-
-def test_plain_members_that_backwash_returns_are_processed_again_and_not_forgotten(ick: DirtyList) -> None:
-    ick.add({"a": 1})
-    ick.reserve(1)
-    ick.reserve(0, backwash=True)
-
-    assert ick.commit(["a"]) == 0
-    assert everything(ick) == {b"a"}

@@ -43,16 +43,6 @@ def test_on_a_missing_ick_every_operation_has_nothing_to_do(ick: DirtyList) -> N
     assert ick.exchange(0, []) == Exchanged(0, [])
 
 
-def test_every_operation_but_stats_creates_the_ick(ick: DirtyList, redis_client: redis.Redis) -> None:
-    for operation in (lambda: ick.add({}), lambda: ick.reserve(5), lambda: ick.commit(["a"])):
-        ick.stats()
-        assert redis_client.dbsize() == 0
-        operation()
-        assert redis_client.get("ride-index") == b"ick.v1"
-        assert redis_client.dbsize() == 1
-        assert ick.delete() == 1
-
-
 def test_no_key_has_a_time_to_live(ick: DirtyList, redis_client: redis.Redis) -> None:
     ick.add({"a": 1, "b": 2})
     ick.reserve(1)
@@ -60,16 +50,6 @@ def test_no_key_has_a_time_to_live(ick: DirtyList, redis_client: redis.Redis) ->
     keys = redis_client.keys()
     assert len(keys) == 3
     assert {redis_client.ttl(key) for key in keys} == {-1}
-
-
-def test_backwash_compares_scores_as_numbers(ick: DirtyList) -> None:
-    ick.add({"a": 10, "b": 5})
-    ick.reserve(2)
-    ick.add({"a": 6})
-
-    assert ick.reserve(2) == [(b"b", 5.0), (b"a", 10.0)]
-    assert ick.reserve(2, backwash=True) == [(b"b", 5.0), (b"a", 6.0)]
-    assert ick.reserve(2) == [(b"b", 5.0), (b"a", 6.0)]
 
 
 def test_stats_returns_sizes_and_scores_of_each_set(ick: DirtyList) -> None:
