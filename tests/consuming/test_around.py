@@ -36,8 +36,7 @@ def test_what_is_around_handlers_and_contains_yield_is_refused_when_it_is_declar
 def test_a_context_manager_around_handlers_halts_the_shard_instead_of_passing_its_records(reader: Reader) -> None:
     """Guarantee 5."""
     reader.flow.around(contextmanager(yields))
-    reader.declare(apply)
-    halted = reader.drain()
+    halted = reader.drain(apply)
 
     assert len(halted) == 2
     assert all("which nothing runs" in why for why in halted.values())
@@ -72,8 +71,7 @@ def test_an_outcome_holds_if_what_is_around_forgets_to_return_it(
         return DeadLetter("refused") if record.id == 5 else None
 
     reader.flow.around(around)
-    reader.declare(handler_async if is_async else handler, each=True)
-    reader.drain()
+    reader.drain(handler_async if is_async else handler, each=True)
 
     assert reader.effects() == [id_ for id_ in ALL if id_ != 5]
     assert len(of_consumer(Store(reader.connection), "reader")) == 1

@@ -1,22 +1,20 @@
 """A gap in the log is filled from the journal without stepping over what the journal has lost, too."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import redis
 from sqlalchemy.orm import Session
 
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, Publish
 from penstock import Log, Pipeline
 from penstock.channels.routing import log_keys
-from penstock.consuming import WorkerSetup
 from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import Gap
 from penstock.records import Offset, Record
-from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(shards=1)
 
@@ -28,28 +26,26 @@ def seen() -> list[int]:
 
 
 @pytest.fixture
-def worker(flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str) -> Iterator[LogWorker]:
+def worker(flow: Pipeline, things: Log, seen: list[int], open_worker: OpenWorker) -> LogWorker:
     @flow.consumer(reads=things, batch=15)  # no divisor of a journal row's records
     def reader(_: Session, records: Sequence[Record]) -> None:
         seen.extend(record.offset for record in records)
 
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as opened:
-        yield opened
+    return open_worker()
 
 
 Lose = Callable[[int, str], None]
 
 
 @pytest.fixture
-def lose(streamer: Streamer, connection: Connection, things: Log, worker: LogWorker, redis_client: redis.Redis) -> Lose:
+def lose(publish: Publish, connection: Connection, things: Log, worker: LogWorker, redis_client: redis.Redis) -> Lose:
     """Publishes three journal rows of 20 records each; then loses entries of the log, and rows of Postgres."""
     assert worker.consumer.name == "reader", "it is registered before the first record"
     [shard] = things.shard_names
 
     def publish_and_lose(entries_before: int, rows: str) -> None:
         for number in range(3):
-            stage_rows(connection, things, 20, f"{number} ")
-            streamer.drain()
+            publish(20, f"{number} ")
         redis_client.xtrim(log_keys("penstock", shard).stream, minid=f"{entries_before}-0", approximate=False)
         connection.execute(f"DELETE FROM penstock.{rows}".encode())
 

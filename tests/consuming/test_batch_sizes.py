@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, Publish
 from penstock import Log, Pipeline
 from penstock.batches.columns import Columns
-from penstock.consuming import WorkerSetup
 from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection
 from penstock.records import Record
-from penstock.streaming import Streamer
 
 RECORDS = 600
 
@@ -37,13 +34,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 @pytest.fixture
 def work(
-    flow: Pipeline,
-    things: Log,
-    streamer: Streamer,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    decoded: Counter[int],
+    flow: Pipeline, things: Log, publish: Publish, open_worker: OpenWorker, decoded: Counter[int]
 ) -> Iterator[Work]:
     """Publishes records in few entries, consumes them in batches, and gives shards and offsets as the handler had them."""
     opened: list[LogWorker] = []
@@ -55,10 +46,9 @@ def work(
         def reader(_: Any, records: Sequence[Record]) -> None:
             seen.extend((record.shard, record.offset) for record in records)
 
-        stage_rows(connection, things, RECORDS)
-        streamer.drain()
+        publish(RECORDS)
         decoded.clear()
-        worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
+        worker = open_worker()
         opened.append(worker)
         with worker:
             decoded.clear()

@@ -6,18 +6,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 from fixtures.constants import SetConstants
-from fixtures.flow import running, stage_rows
+from fixtures.flow import OpenWorker, Site, running, stage_rows
 from fixtures.losing import losses, make_losing
 from fixtures.reader import Reader
-from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
 from penstock.consuming.letter_retry import DeadLetterRow
-from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.operating.letters import of_consumer, request_retries
 from penstock.records import Record
-from penstock.streaming import Streamer
 from penstock.testing import eventually
 
 OF_A_LOG = [
@@ -31,21 +26,12 @@ OF_A_LOG = [
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(("table", "event", "state"), OF_A_LOG)
 def test_no_statement_of_a_logs_worker_that_loses_ends_it(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
-    table: str,
-    event: str,
-    state: str,
-    set_constants: SetConstants,
+    site: Site, open_worker: OpenWorker, table: str, event: str, state: str, set_constants: SetConstants
 ) -> None:
     set_constants("consuming.letter_retry", ASK_EVERY_S=0.01)
     refused, done = {3, 30}, set[int]()
 
-    @flow.consumer(reads=things, name="reader", attempts=1)
+    @site.flow.consumer(reads=site.things, name="reader", attempts=1)
     def read(_: Session, records: Sequence[Record]) -> None:
         numbers = {record.data["number"] for record in records}
         if numbers & refused:
@@ -53,26 +39,26 @@ def test_no_statement_of_a_logs_worker_that_loses_ends_it(
         done.update(numbers)
 
     def letters() -> list[DeadLetterRow]:
-        return of_consumer(Store(connection), "reader")
+        return of_consumer(Store(site.connection), "reader")
 
-    with connection.transaction():
-        stage_rows(connection, things, 20)
-    streamer.drain()
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url, block_ms=20)) as worker:
+    with site.connection.transaction():
+        stage_rows(site.connection, site.things, 20)
+    site.streamer.drain()
+    with open_worker(block_ms=20) as worker:
         worker.drain()
         assert len(letters()) == 1
-        make_losing(connection, table, event, state)
-        with running(worker.run, streamer.run):
-            with connection.transaction():
-                stage_rows(connection, things, 40, "m")
-            request_retries(Store(connection), letters())  # fails again, once
+        make_losing(site.connection, table, event, state)
+        with running(worker.run, site.streamer.run):
+            with site.connection.transaction():
+                stage_rows(site.connection, site.things, 40, "m")
+            request_retries(Store(site.connection), letters())  # fails again, once
             eventually(
                 lambda: {letter.attempts for letter in letters()} >= {1, 2}, "one is noted, another failed again"
             )
             refused.clear()
-            request_retries(Store(connection), letters())
+            request_retries(Store(site.connection), letters())
             eventually(lambda: not letters(), "all letters are applied")
-            eventually(lambda: losses(connection) > 3, "it has lost, and gone on")
+            eventually(lambda: losses(site.connection) > 3, "it has lost, and gone on")
     assert done == set(range(1, 41))
 
 

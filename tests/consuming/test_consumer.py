@@ -40,9 +40,8 @@ def one_by_one(handler: Handler) -> Handler:
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-def test_every_record_has_one_effect(reader: Reader, each: bool) -> None:  # noqa: FBT001
-    reader.declare(one_by_one(apply) if each else apply, each=each)
-    worker = reader.worker()
+def test_every_record_has_one_effect(reader: Reader, *, each: bool) -> None:
+    worker = reader.worker(one_by_one(apply) if each else apply, each=each)
     reader.stage(150, 150)
 
     assert worker.drain() == 300
@@ -51,8 +50,7 @@ def test_every_record_has_one_effect(reader: Reader, each: bool) -> None:  # noq
 
 def test_redelivered_records_are_skipped_and_counted(reader: Reader) -> None:
     """Guarantee 5: an offset at or below the checkpoint has been applied before."""
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
     reader.stage(50, 50)
     worker.drain()
 
@@ -71,8 +69,7 @@ def test_a_consumer_keeps_one_connection_after_a_failure_and_a_reading_of_its_ch
         if next(failures, False):
             raise ValueError
 
-    reader.declare(checked(fail_once))
-    worker = reader.worker()
+    worker = reader.worker(checked(fail_once))
     for _ in range(2):
         reader.stage(10, 10)
         assert worker.drain() == 20
@@ -98,8 +95,7 @@ def test_a_consumer_keeps_one_connection_after_a_failure_and_a_reading_of_its_ch
 )
 def test_a_crash_at_any_point_leaves_each_effect_once(reader: Reader, point: str, batch: int) -> None:
     """Guarantee 4: effect and checkpoint are one transaction."""
-    reader.declare(apply, batch=batch)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(apply, batch=batch))
     reader.stage(50, 50)
     crashes = iter([True, False, True, True])
     crashed = 0
@@ -123,8 +119,7 @@ def test_a_crash_at_any_point_leaves_each_effect_once(reader: Reader, point: str
 
 def test_two_processes_of_a_consumer_share_its_shards(reader: Reader) -> None:
     """Guarantee 5: two on one shard are slow, never wrong."""
-    reader.declare(apply, batch=7)
-    worker = reader.worker()
+    worker = reader.worker(apply, batch=7)
     twin = reader.worker()
     reader.stage(100, 100)
     for _ in range(20):
@@ -136,8 +131,7 @@ def test_two_processes_of_a_consumer_share_its_shards(reader: Reader) -> None:
 
 def test_a_shard_that_is_locked_elsewhere_is_skipped(reader: Reader) -> None:
     """Guarantee 5: the lock on the checkpoint's row is the mutual exclusion."""
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
     reader.stage(50, 50)
     with reader.connection.transaction():
         reader.connection.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
@@ -155,8 +149,7 @@ def transactions(reader: Reader) -> int:
 def test_small_batches_of_several_shards_are_one_call_and_one_transaction(reader: Reader) -> None:
     """The records of each shard are in order, whatever the order of the shards."""
     seen: list[Record] = []
-    reader.declare(checked(seen.append))
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(checked(seen.append)))
     reader.stage(10, 10)
     consumed = worker.round(0)
 
@@ -171,8 +164,7 @@ def test_small_batches_of_several_shards_are_one_call_and_one_transaction(reader
 
 def test_more_records_than_a_batch_take_one_transaction_per_shard(reader: Reader) -> None:
     """``batch`` is the maximum number of records in a transaction."""
-    reader.declare(apply, batch=19)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(apply, batch=19))
     reader.stage(10, 10)
     worker.round(0)
 
@@ -182,8 +174,7 @@ def test_more_records_than_a_batch_take_one_transaction_per_shard(reader: Reader
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 4), (0.0, 3)], ids=["slow", "fast"])
 def test_a_slow_handler_holds_one_shard_at_a_time(reader: Reader, seconds: float, expected: int) -> None:
     """Otherwise other processes of the consumer would wait for all of them.  A handler not yet timed may be slow."""
-    reader.declare(checked(lambda _: sleep(seconds)))
-    worker = reader.worker()
+    worker = reader.worker(checked(lambda _: sleep(seconds)))
     for _ in range(2):
         reader.stage(6, 6)
         worker.round(0)
@@ -195,8 +186,7 @@ def test_a_slow_handler_holds_one_shard_at_a_time(reader: Reader, seconds: float
 
 def test_a_round_that_meets_a_busy_shard_does_not_make_a_slow_handler_look_fast(reader: Reader) -> None:
     """Nothing is applied in such a round, so its duration does not count."""
-    reader.declare(checked(lambda _: sleep(0.01)))
-    worker = reader.worker()
+    worker = reader.worker(checked(lambda _: sleep(0.01)))
     for _ in range(2):
         reader.stage(10, 10)
         with reader.connection.transaction():
@@ -215,8 +205,7 @@ def test_records_that_fail_together_have_their_attempts_alone(reader: Reader) ->
             calls.append(record.id)
             raise ValueError("cannot be understood")
 
-    reader.declare(checked(check), attempts=2)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(checked(check), attempts=2))
     reader.stage(10, 10)
     with capture_logs() as logs:
         worker.drain()
@@ -237,8 +226,7 @@ def test_a_transaction_that_loses_a_conflict_is_retried(reader: Reader) -> None:
         if next(failures, False):
             raise psycopg.errors.DeadlockDetected
 
-    reader.declare(checked(check), attempts=1)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(checked(check), attempts=1))
     reader.stage(10, 10)
     worker.drain()
 
@@ -253,8 +241,7 @@ def test_keys_are_parked_in_every_shard(reader: Reader) -> None:
         if record.id in {1, 2}:
             raise ValueError
 
-    reader.declare(checked(check), park_key=True, attempts=1)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(checked(check), park_key=True, attempts=1))
     for _ in range(2):
         reader.connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -270,8 +257,7 @@ def test_keys_are_parked_in_every_shard(reader: Reader) -> None:
 @pytest.mark.things(entries="plain")
 def test_a_gap_in_one_shard_does_not_hold_up_another(reader: Reader, redis_client: redis.Redis) -> None:
     """The other shard goes on, and the gap is filled."""
-    reader.declare(apply)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(apply))
     reader.stage(7, 7)
     lossy, whole = reader.channel.shard_names
     redis_client.xtrim(f"penstock:{{{lossy}}}:log", minid="5-0", approximate=False)
@@ -285,8 +271,7 @@ def test_a_gap_in_one_shard_does_not_hold_up_another(reader: Reader, redis_clien
 
 
 def test_a_shard_that_was_halted_in_the_meantime_is_skipped(reader: Reader) -> None:
-    reader.declare(apply)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(apply))
     reader.stage(20, 20)
     halted, free = reader.channel.shard_names
     reader.connection.execute("UPDATE penstock.checkpoints SET halted = 'by hand' WHERE shard = %s", [halted.shard])
@@ -300,8 +285,7 @@ def test_a_halted_shard_is_logged_when_it_halts_and_not_at_each_look(
     reader: Reader, set_constants: SetConstants
 ) -> None:
     set_constants("consuming.worker", HALTED_PAUSE_S=0.0)
-    reader.declare(apply)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(apply))
     reader.stage(20, 20)
     halt = "UPDATE penstock.checkpoints SET halted = %s"
 
@@ -317,8 +301,7 @@ def test_a_halted_shard_is_logged_when_it_halts_and_not_at_each_look(
 
 
 def test_a_barrier_holds_up_only_its_shard(reader: Reader) -> None:
-    reader.declare(apply)
-    worker = take_for_fast(reader.worker())
+    worker = take_for_fast(reader.worker(apply))
     reader.stage(20, 20)
     barred, free = reader.channel.shard_names
     reader.connection.execute(
@@ -333,18 +316,14 @@ def test_a_barrier_holds_up_only_its_shard(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-def test_a_poison_record_is_dead_lettered_and_the_others_are_applied(
-    reader: Reader,
-    each: bool,  # noqa: FBT001
-) -> None:
+def test_a_poison_record_is_dead_lettered_and_the_others_are_applied(reader: Reader, *, each: bool) -> None:
     """Guarantee 21: the batch is halved until the record is alone; its reason is kept; the rest is applied once."""
 
     def check(record: Record) -> None:
         if record.id in (17, 60):
             raise ValueError("cannot be understood")
 
-    reader.declare(one_by_one(checked(check)) if each else checked(check), each=each, attempts=2)
-    worker = reader.worker()
+    worker = reader.worker(one_by_one(checked(check)) if each else checked(check), each=each, attempts=2)
     reader.stage(50, 50)
     worker.drain()
 
@@ -359,8 +338,7 @@ def test_later_records_of_a_parked_key_wait_behind_the_poison_record(reader: Rea
         if record.id == 1:
             raise ValueError("first")
 
-    reader.declare(checked(check), park_key=True, attempts=1)
-    worker = reader.worker()
+    worker = reader.worker(checked(check), park_key=True, attempts=1)
     for _ in range(3):
         reader.connection.execute(
             "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
@@ -378,8 +356,7 @@ def test_a_consumer_that_halts_on_poison_stops_its_shard_with_the_reason(reader:
         if record.id == 5:
             raise ValueError("no")
 
-    reader.declare(checked(check), on_poison="halt", attempts=1)
-    worker = reader.worker()
+    worker = reader.worker(checked(check), on_poison="halt", attempts=1)
     reader.stage(5, 5)
     seen = [worker.round(0) for _ in range(2)]
 
@@ -399,8 +376,7 @@ def test_a_handler_that_raises_snooze_is_retried_until_it_succeeds(reader: Reade
         if next(failures, False):
             raise Snooze(reason="the service is away")
 
-    reader.declare(checked(check), attempts=1)
-    worker = reader.worker()
+    worker = reader.worker(checked(check), attempts=1)
     reader.stage(2, 2)
     worker.drain()
 
@@ -410,8 +386,7 @@ def test_a_handler_that_raises_snooze_is_retried_until_it_succeeds(reader: Reade
 @pytest.mark.things(entries="plain")
 def test_a_log_that_lost_records_is_filled_from_the_journal(reader: Reader, redis_client: redis.Redis) -> None:
     """Guarantee 12: a gap is filled from Postgres, never skipped."""
-    reader.declare(apply, batch=10)
-    worker = reader.worker()
+    worker = reader.worker(apply, batch=10)
     reader.stage(50, 50)
     for shard in reader.channel.shard_names:
         redis_client.xtrim(f"penstock:{{{shard}}}:log", minid="31-0", approximate=False)
@@ -424,8 +399,7 @@ def test_a_log_that_lost_records_is_filled_from_the_journal(reader: Reader, redi
 
 def test_an_emptied_log_is_read_from_the_journal(reader: Reader, redis_client: redis.Redis) -> None:
     """No further record arrives that would reveal the gap."""
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
     reader.stage(10, 10)
     for shard in reader.channel.shard_names:
         redis_client.xtrim(f"penstock:{{{shard}}}:log", maxlen=0, approximate=False)
@@ -436,8 +410,7 @@ def test_an_emptied_log_is_read_from_the_journal(reader: Reader, redis_client: r
 
 @pytest.mark.usefixtures("short_intervals")
 def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(reader: Reader) -> None:
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
     reader.stage(10, 10)
     worker.drain()
 
@@ -453,8 +426,7 @@ def test_an_idle_worker_notices_that_its_checkpoint_was_moved_back(reader: Reade
 @pytest.mark.things(entries="plain")
 def test_a_gap_that_cannot_be_filled_halts_the_shard(reader: Reader, redis_client: redis.Redis) -> None:
     """Guarantee 12: a gap is never silent."""
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
     for _ in range(2):
         reader.stage(20, 20)
     reader.connection.execute("DELETE FROM penstock.journal WHERE first_offset = 1")
@@ -469,8 +441,7 @@ def test_a_gap_that_cannot_be_filled_halts_the_shard(reader: Reader, redis_clien
 
 def test_records_that_only_the_log_has_are_not_applied(reader: Reader) -> None:
     """Guarantee 10: Postgres lost commits that were published; their changes do not exist."""
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
     reader.stage(10, 10)
     reader.connection.execute("TRUNCATE penstock.journal, penstock.staged_records")
 
@@ -486,8 +457,7 @@ def test_records_of_a_shard_are_applied_in_order(reader: Reader) -> None:
     def check(record: Record) -> None:
         seen.setdefault(record.shard, []).append(record.offset)
 
-    reader.declare(checked(check), batch=13)
-    worker = reader.worker()
+    worker = reader.worker(checked(check), batch=13)
     reader.stage(100, 100)
     worker.drain()
 
@@ -496,8 +466,7 @@ def test_records_of_a_shard_are_applied_in_order(reader: Reader) -> None:
 
 def test_a_new_consumer_may_begin_at_the_end(reader: Reader) -> None:
     reader.stage(5, 5)
-    reader.declare(apply, start="latest")
-    worker = reader.worker()
+    worker = reader.worker(apply, start="latest")
     assert worker.drain() == 0
 
     reader.stage(2, 3)
@@ -505,8 +474,7 @@ def test_a_new_consumer_may_begin_at_the_end(reader: Reader) -> None:
 
 
 def test_a_worker_opened_twice_has_one_connection_of_each_kind(reader: Reader, redis_client: redis.Redis) -> None:
-    reader.declare(apply)
-    worker = reader.worker()
+    worker = reader.worker(apply)
 
     def connections() -> tuple[int, int]:
         sessions = reader.connection.execute(

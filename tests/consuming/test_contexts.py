@@ -46,8 +46,7 @@ def make_handler(calls: Calls, *, is_async: bool) -> Any:
 def test_no_record_and_no_batch_finds_the_context_of_another(reader: Reader, *, is_async: bool, each: bool) -> None:
     decimal.getcontext()  # one that is shared by its copies
     calls = Calls()
-    reader.declare(make_handler(calls, is_async=is_async), each=each, batch=4)
-    reader.drain()
+    reader.drain(make_handler(calls, is_async=is_async), each=each, batch=4)
 
     calls.check(20 if each else 5)
 
@@ -69,8 +68,7 @@ def test_no_attempt_and_no_retried_dead_letter_finds_the_context_of_another(
         calls()
         raise ValueError
 
-    reader.declare(refuse_async if is_async else refuse, each=True, attempts=2)
-    reader.drain()
+    reader.drain(refuse_async if is_async else refuse, each=True, attempts=2)
     calls.check(40)
     letters = of_consumer(Store(reader.connection), "reader")
     retry(reader.flow, letters, reader.urls[0])
@@ -120,8 +118,7 @@ def test_what_is_around_a_handler_and_its_flush_share_its_context(reader: Reader
     async def handler_async(_: object, __: object) -> None:
         handler(_, __)
 
-    reader.declare(handler_async if is_async else handler, batch=4)
-    reader.drain()
+    reader.drain(handler_async if is_async else handler, batch=4)
 
     calls.check(5)
     assert within == ["acme", "handler's"] * (len(within) // 2)
@@ -212,8 +209,7 @@ def test_a_plain_function_is_called_around_async_handlers_in_their_transaction(r
         assert account.scalar_one() == "acme"
         await apply_all(session, [items] if each else items)
 
-    reader.declare(handler, each=each, attempts=1)
-    reader.drain()
+    reader.drain(handler, each=each, attempts=1)
 
     assert reader.effects() == [number for number in ALL if not (each and number == 5)]
     assert set(order) == {"handler"}
@@ -252,8 +248,7 @@ def test_of_two_functions_the_one_of_the_handlers_kind_is_called(reader: Reader,
         return await call(session, records)
 
     reader.flow.around(plain, asynchronous=awaited)
-    reader.declare(apply_all if is_async else apply)
-    reader.drain()
+    reader.drain(apply_all if is_async else apply)
 
     assert reader.effects() == ALL
     assert kinds == {"async" if is_async else "plain"}

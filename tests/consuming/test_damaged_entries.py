@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
 from fixtures.damaged_entries import COMPRESSED, PLAIN, damage_entry
-from fixtures.flow import entry_of_a_record, running, stage_rows
+from fixtures.flow import OpenWorker, Publish, Site, entry_of_a_record, running, stage_rows
 from fixtures.libraries import Zstandard
 from fixtures.proxy import Proxy, behind
 from fixtures.verifying import Verify, only
@@ -55,13 +55,13 @@ MakeWorker = Callable[[], LogWorker]
 
 
 @pytest.fixture
-def make_worker(flow: Pipeline, things: Log, seen: list[int], database_url: str, redis_url: str) -> MakeWorker:
+def make_worker(flow: Pipeline, things: Log, seen: list[int], open_worker: OpenWorker) -> MakeWorker:
     @flow.consumer(reads=things, batch=7)  # no divisor of an entry's records
     def reader(_: Session, records: Sequence[Record]) -> None:
         assert all(int(record.id) == record.offset for record in records)
         seen.extend([record.data["number"] + EACH * int(record.key[0]) for record in records])
 
-    return lambda: LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
+    return open_worker
 
 
 @pytest.fixture
@@ -71,11 +71,10 @@ def worker(make_worker: MakeWorker) -> Iterator[LogWorker]:
 
 
 @pytest.fixture
-def published(worker: LogWorker, streamer: Streamer, connection: Connection, things: Log) -> Log:
+def published(worker: LogWorker, publish: Publish, things: Log) -> Log:
     """The channel, with four entries of 20 records each."""
     for number in range(ENTRIES):
-        stage_rows(connection, things, EACH, f"{number} ")
-        streamer.drain()
+        publish(EACH, f"{number} ")
     return things
 
 
@@ -168,31 +167,23 @@ def test_a_checkpoint_inside_of_it_goes_on_from_there(
 
 @pytest.mark.parametrize("notices", ["at once", "late"])
 def test_a_shard_stops_where_the_journal_no_longer_has_them(
-    published: Log,
-    flow: Pipeline,
-    seen: list[int],
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    redis_client: redis.Redis,
-    postgres_proxy: Proxy,
-    notices: str,
+    site: Site, published: Log, seen: list[int], postgres_proxy: Proxy, notices: str
 ) -> None:
     """And says so, whenever Postgres notices that the worker has closed the connection on which it locked the shard."""
     if notices == "late":
         postgres_proxy.linger()
-    damage(redis_client, "none", "an empty column")
-    connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
+    damage(site.client, "none", "an empty column")
+    site.connection.execute("DELETE FROM penstock.journal WHERE first_offset = 21")
 
-    url = behind(postgres_proxy, database_url)
+    url = behind(postgres_proxy, site.database_url)
     with (
-        LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), url, redis_url)) as worker,
+        LogWorker(WorkerSetup(site.flow, site.flow.get_consumer("reader"), url, site.redis_url)) as worker,
         pytest.raises(DamagedEntry, match=r"\(offsets 21-40\).* the journal has no record after"),
     ):
         worker.drain()
 
     assert seen == [*range(1, 21)]
-    [(waiting,)] = connection.execute("SELECT waiting FROM penstock.checkpoints")
+    [(waiting,)] = site.connection.execute("SELECT waiting FROM penstock.checkpoints")
     assert "DamagedEntry: things/0: entry 40-0" in waiting
 
 
@@ -358,21 +349,15 @@ def test_the_log_is_whole_again_once_its_key_is_deleted(
 
 @pytest.mark.parametrize("how", ["an empty column", "too few records", "no first offset"])
 def test_a_log_whose_newest_entry_is_damaged_goes_on(
-    how: str,
-    published: Log,
-    worker: LogWorker,
-    seen: list[int],
-    streamer: Streamer,
-    connection: Connection,
-    redis_client: redis.Redis,
+    site: Site, how: str, published: Log, worker: LogWorker, seen: list[int]
 ) -> None:
     """A streamer that starts compares the last record, by what the entry says of it."""
-    damage(redis_client, "none", how, ENTRIES - 1)
-    streamer.close()
+    damage(site.client, "none", how, ENTRIES - 1)
+    site.streamer.close()
     worker.close()
 
-    stage_rows(connection, published, EACH, f"{ENTRIES} ")
-    streamer.drain()
+    stage_rows(site.connection, published, EACH, f"{ENTRIES} ")
+    site.streamer.drain()
     worker.drain()
 
     assert seen == [*range(1, (ENTRIES + 1) * EACH + 1)]

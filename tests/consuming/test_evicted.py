@@ -1,16 +1,15 @@
 """A consumer that is behind what Redis holds reads the journal in bulk, and goes on in Redis, exactly."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import redis
 
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, stage_rows
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import evict, extents
-from penstock.consuming import WorkerSetup
 from penstock.consuming.journals import Limit, backfill
 from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
@@ -30,14 +29,13 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def worker(flow: Pipeline, things: Log, seen: Seen, database_url: str, redis_url: str) -> Iterator[LogWorker]:
+def worker(flow: Pipeline, things: Log, seen: Seen, open_worker: OpenWorker) -> LogWorker:
     @flow.consumer(reads=things, batch=200)
     def reader(_session: object, records: Sequence[Record]) -> None:
         for record in records:
             seen[ShardName(record.channel, record.shard)].append(record.offset)
 
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as made:
-        yield made
+    return open_worker()
 
 
 def publish(streamer: Streamer, connection: Connection, channel: Log, *counts: int) -> None:

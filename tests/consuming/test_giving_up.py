@@ -1,13 +1,13 @@
 """A dead letter is written in the transaction that moves the checkpoint past its record, and for no other checkpoint."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy.orm import Session
 
 from fixtures.clients import connect_redis
 from fixtures.crash_points import Killed, at_crash_points
-from fixtures.flow import stage_rows
+from fixtures.flow import OpenWorker, Publish, Site
 from penstock import Log, Pipeline
 from penstock.channels.log.streams import read
 from penstock.consuming import WorkerSetup
@@ -17,7 +17,6 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.consuming.transaction import HandlerTransaction
 from penstock.database.connections import Connection, connect_postgres
 from penstock.records import BEGINNING, DEFAULT_SCOPE, Record
-from penstock.streaming import Streamer
 
 pytestmark = pytest.mark.things(shards=1)
 
@@ -25,22 +24,20 @@ POISON = 3
 
 
 @pytest.fixture
-def worker(flow: Pipeline, things: Log, database_url: str, redis_url: str) -> Iterator[LogWorker]:
+def worker(flow: Pipeline, things: Log, open_worker: OpenWorker) -> LogWorker:
     @flow.consumer(reads=things, attempts=1)
     def reader(_: Session, records: Sequence[Record]) -> None:
         if any(record.offset == POISON for record in records):
             raise ValueError
 
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as opened:
-        yield opened
+    return open_worker()
 
 
 @pytest.fixture
-def published(connection: Connection, things: Log, worker: LogWorker, streamer: Streamer) -> int:
+def published(publish: Publish, worker: LogWorker) -> int:
     """Five records in the log of a registered consumer."""
     assert worker.consumer.name == "reader"
-    stage_rows(connection, things, 5)
-    streamer.drain()
+    publish(5)
     return 5
 
 
@@ -79,28 +76,21 @@ def test_nobody_sees_a_dead_letter_without_its_checkpoint_or_the_reverse(
 
 @pytest.mark.parametrize("change", ['"offset" = 1', '"offset" = 4', "halted = 'by hand'"])
 def test_a_record_is_not_dead_lettered_when_the_checkpoint_is_no_longer_before_it(
-    published: int,
-    worker: LogWorker,
-    flow: Pipeline,
-    connection: Connection,
-    things: Log,
-    database_url: str,
-    redis_url: str,
-    change: str,
+    site: Site, published: int, worker: LogWorker, change: str
 ) -> None:
     """Another process went on, or an operator moved or halted the shard, between the last attempt and the giving up."""
     assert published >= POISON
-    [shard] = things.shard_names
-    with connect_redis(redis_url) as client:
+    [shard] = site.things.shard_names
+    with connect_redis(site.redis_url) as client:
         poison = read(client, "penstock", shard, BEGINNING, 10)[POISON - 1]
-    connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
-    before = state(connection)
+    site.connection.execute(f"UPDATE penstock.checkpoints SET {change}".encode())
+    before = state(site.connection)
     journal = LocalJournal(worker.consumer)
     records = LogRecords(worker.consumer, DEFAULT_SCOPE, journal)
     plan = LogPlans(worker.consumer, records, journal).plan_dead_letter(shard, poison, "bad", 3)
-    transaction = HandlerTransaction(WorkerSetup(flow, worker.consumer, database_url))
+    transaction = HandlerTransaction(WorkerSetup(site.flow, worker.consumer, site.database_url))
     delivered = transaction.apply([shard], plan)
     transaction.close()
 
     assert (delivered.dead, delivered.position) == (0, None)
-    assert state(connection) == before
+    assert state(site.connection) == before

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
-from fixtures.flow import running, stage_rows
+from fixtures.flow import Publish, running, stage_rows
 from fixtures.reader import ALL, INSERT, Handler, Reader, apply, apply_all
 from penstock import Ick, Log, Pipeline, Snooze, stage
 from penstock.consuming import make_worker
@@ -56,8 +56,7 @@ def test_what_is_around_handlers_is_in_their_transaction_and_sees_each_attempt(r
     def handler(session: Session, record: Record) -> None:
         apply(session, [record])
 
-    reader.declare(handler, each=True, attempts=2)
-    reader.drain()
+    reader.drain(handler, each=True, attempts=2)
 
     expected = [(id_,) for id_ in ALL if id_ != 5]
     assert reader.connection.execute("SELECT id FROM public.around ORDER BY 1").fetchall() == expected
@@ -76,8 +75,7 @@ def test_a_handler_may_use_the_pipeline_mode_of_the_driver(reader: Reader) -> No
             apply(session, records)
             driver.execute("SELECT 1")
 
-    reader.declare(handler, attempts=1)
-    reader.drain()
+    reader.drain(handler, attempts=1)
     assert [(id_,) for id_ in reader.effects()] == [(id_,) for id_ in ALL]
 
 
@@ -90,8 +88,7 @@ def test_async_middleware_is_awaited_around_async_handlers(reader: Reader) -> No
         seen.extend(record.id for record in records)
         return await call(session, records)
 
-    reader.declare(apply_all)
-    reader.drain()
+    reader.drain(apply_all)
 
     assert reader.effects() == ALL == sorted(seen)
 
@@ -105,10 +102,9 @@ async def apply_one(session: AsyncSession, record: Record) -> None:
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
-def test_an_async_handler_is_awaited(reader: Reader, twenty_records: int, each: bool) -> None:  # noqa: FBT001
+def test_an_async_handler_is_awaited(reader: Reader, twenty_records: int, *, each: bool) -> None:
     """Guarantee 5: in one transaction with the checkpoint."""
-    reader.declare(apply_one if each else apply_all, each=each)
-    reader.drain()
+    reader.drain(apply_one if each else apply_all, each=each)
 
     assert reader.effects() == ALL
     assert len(ALL) == twenty_records
@@ -117,7 +113,7 @@ def test_an_async_handler_is_awaited(reader: Reader, twenty_records: int, each: 
 
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
 @pytest.mark.usefixtures("twenty_records")
-def test_a_failure_of_an_async_handler_is_isolated(reader: Reader, each: bool) -> None:  # noqa: FBT001
+def test_a_failure_of_an_async_handler_is_isolated(reader: Reader, *, each: bool) -> None:
     """Guarantee 21: its effects before the failure are rolled back."""
 
     async def one(session: AsyncSession, record: Record) -> None:
@@ -129,8 +125,7 @@ def test_a_failure_of_an_async_handler_is_isolated(reader: Reader, each: bool) -
         for record in records:
             await one(session, record)
 
-    reader.declare(one if each else several, each=each, attempts=2)
-    reader.drain()
+    reader.drain(one if each else several, each=each, attempts=2)
 
     assert reader.effects() == [number for number in ALL if number not in {3, 4}]
     assert reader.dead() == [(number, "ValueError: cannot be understood") for number in (3, 4)]
@@ -145,8 +140,7 @@ def test_dead_letters_of_an_async_handler_can_be_retried(reader: Reader) -> None
             raise ValueError
         await apply_one(session, record)
 
-    reader.declare(handler, each=True, attempts=1)
-    reader.drain()
+    reader.drain(handler, each=True, attempts=1)
     refused.clear()
     done = retry(reader.flow, of_consumer(Store(reader.connection), "reader"), reader.urls[0])
 
@@ -185,8 +179,7 @@ def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
             raise asyncio.CancelledError
         await apply_one(session, record)
 
-    reader.declare(handler, each=True, attempts=1)
-    reader.drain()
+    reader.drain(handler, each=True, attempts=1)
 
     assert [number for number, _ in reader.dead()] == [5]
     assert len(reader.effects()) == 19
@@ -194,8 +187,7 @@ def test_a_cancelled_async_handler_fails_like_any_other(reader: Reader) -> None:
 
 @pytest.mark.usefixtures("twenty_records")
 def test_a_worker_of_an_async_handler_in_a_running_loop_says_that_it_needs_its_own_thread(reader: Reader) -> None:
-    reader.declare(apply_all)
-    worker = reader.worker()
+    worker = reader.worker(apply_all)
 
     async def inside() -> None:
         with pytest.raises(DeclarationError, match="to_thread"):
@@ -264,8 +256,7 @@ def test_a_nameless_handler_needs_a_name(flow: Pipeline, things: Log) -> None:
 
 @pytest.mark.usefixtures("twenty_records")
 def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
-    reader.declare(AsyncCallable())
-    reader.drain()
+    reader.drain(AsyncCallable())
 
     assert reader.effects() == ALL
 
@@ -274,8 +265,7 @@ def test_an_object_with_an_async_call_is_awaited(reader: Reader) -> None:
 @pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_returns_a_coroutine_or_a_generator_halts_its_shard(reader: Reader, handler: Handler) -> None:
     """Guarantee 5: a record that was not applied does not count as applied."""
-    reader.declare(handler)
-    halted = reader.drain()
+    halted = reader.drain(handler)
 
     assert len(halted) == 2
     assert all("which nothing runs" in why for why in halted.values())
@@ -387,8 +377,7 @@ def test_breaking_the_transaction_fails_the_batch_with_a_reason(reader: Reader, 
         else:
             apply(session, records)
 
-    reader.declare(only_the_second, attempts=2)
-    assert reader.drain() == {}
+    assert reader.drain(only_the_second, attempts=2) == {}
 
     [(poison, why)] = reader.dead()
     assert poison == 2
@@ -413,8 +402,7 @@ def test_a_handler_that_commits_halts_its_shard_at_once(reader: Reader, then: st
         if then == "writes on":
             session.execute(INSERT, {"id": 1000 + records[0].id, "key": "later"})
 
-    reader.declare(commits)
-    halted = reader.drain()
+    halted = reader.drain(commits)
 
     assert len(halted) == 2
     assert all("the handler committed the transaction" in why for why in halted.values())
@@ -431,8 +419,7 @@ def test_a_handler_may_use_savepoints(reader: Reader) -> None:
         except Exception:  # noqa: BLE001
             session.execute(INSERT, {"id": record.id, "key": record.key})
 
-    reader.declare(tries, each=True)
-    reader.drain()
+    reader.drain(tries, each=True)
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
@@ -441,7 +428,7 @@ def test_a_handler_may_use_savepoints(reader: Reader) -> None:
 
 
 def test_a_handler_that_always_loses_conflicts_is_waited_for_with_growing_pauses(
-    reader: Reader, connection: Connection, things: Log, streamer: Streamer, set_constants: SetConstants
+    reader: Reader, publish: Publish, set_constants: SetConstants
 ) -> None:
     """Guarantee 17: what others write is no fault of a record."""
     set_constants("consuming.delivery", MAX_CONFLICT_PAUSE_S=0.02)
@@ -452,8 +439,7 @@ def test_a_handler_that_always_loses_conflicts_is_waited_for_with_growing_pauses
         raise psycopg.errors.SerializationFailure
 
     reader.declare(loses, each=True, attempts=2)
-    stage_rows(connection, things, 1)
-    streamer.drain()
+    publish(1)
     began = monotonic()
     reader.run(lambda: len(attempts) > 24)
 
@@ -530,8 +516,7 @@ def test_an_error_whose_text_cannot_be_made_dead_letters_its_record(reader: Read
             raise error
         session.execute(INSERT, {"id": record.id, "key": record.key})
 
-    reader.declare(fails, each=True, attempts=1)
-    reader.drain()
+    reader.drain(fails, each=True, attempts=1)
 
     [(poison, reason)] = reader.dead()
     assert poison == 2
@@ -541,10 +526,7 @@ def test_an_error_whose_text_cannot_be_made_dead_letters_its_record(reader: Read
 
 @pytest.mark.parametrize("park_key", [False, True])
 def test_a_record_with_the_longest_key_is_dead_lettered(
-    reader: Reader,
-    connection: Connection,
-    streamer: Streamer,
-    park_key: bool,  # noqa: FBT001
+    reader: Reader, connection: Connection, streamer: Streamer, *, park_key: bool
 ) -> None:
     """A key may be longer than an index entry allows."""
     key = "".join(chr(0x4E00 + number * 7919 % 20000) for number in range(1000))
@@ -560,8 +542,7 @@ def test_a_record_with_the_longest_key_is_dead_lettered(
         if record.offset == 1:
             raise ValueError
 
-    reader.declare(fails, each=True, attempts=1, park_key=park_key)
-    reader.drain()
+    reader.drain(fails, each=True, attempts=1, park_key=park_key)
 
     assert [number for number, _ in reader.dead()] == ([1, 2] if park_key else [1])
 
@@ -570,9 +551,7 @@ def test_a_record_with_the_longest_key_is_dead_lettered(
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_exits_ends_the_worker_as_a_failure(
-    reader: Reader,
-    exits: BaseException,
-    is_async: bool,  # noqa: FBT001
+    reader: Reader, exits: BaseException, *, is_async: bool
 ) -> None:
     def plain(session: Session, records: Sequence[Record]) -> None:
         apply(session, records)
@@ -592,12 +571,9 @@ def test_a_handler_that_exits_ends_the_worker_as_a_failure(
 # --- halting after many dead letters ---
 
 
-def test_a_deploy_that_fails_every_record_is_halted(
-    reader: Reader, connection: Connection, things: Log, streamer: Streamer
-) -> None:
+def test_a_deploy_that_fails_every_record_is_halted(reader: Reader, connection: Connection, publish: Publish) -> None:
     """Guarantee 21: the consumer halts; an operator resumes it, and nothing is lost."""
-    stage_rows(connection, things, 60)
-    streamer.drain()
+    publish(60)
     broken = [True]
 
     def deployed(session: Session, record: Record) -> None:
@@ -605,8 +581,7 @@ def test_a_deploy_that_fails_every_record_is_halted(
             raise KeyError("renamed")
         session.execute(INSERT, {"id": record.id, "key": record.key})
 
-    reader.declare(deployed, each=True, attempts=1, halt_after=10)
-    halted = reader.drain()
+    halted = reader.drain(deployed, each=True, attempts=1, halt_after=10)
 
     assert len(halted) == 2
     assert all("dead letters in a row" in why and "--resume" in why for why in halted.values())
@@ -646,11 +621,8 @@ def test_the_shards_that_have_failed_of_late_are_halted_with_it(
     assert reader.effects() == []
 
 
-def test_records_that_fail_occasionally_do_not_halt_the_consumer(
-    reader: Reader, connection: Connection, things: Log, streamer: Streamer
-) -> None:
-    stage_rows(connection, things, 60)
-    streamer.drain()
+def test_records_that_fail_occasionally_do_not_halt_the_consumer(reader: Reader, publish: Publish) -> None:
+    publish(60)
 
     def sometimes(session: Session, record: Record) -> None:
         if record.id % 4 == 0:
@@ -674,8 +646,7 @@ def test_a_handler_may_stage_records_in_a_pipeline_without_rules(
             if record.action == "insert":
                 stage(session, to=things, key=record.key, action="echo", object="thing", data={})
 
-    reader.declare(passes_on)
-    reader.drain()
+    reader.drain(passes_on)
 
     [(echoes,)] = reader.connection.execute("SELECT count(*) FROM penstock.staged_records WHERE action = 'echo'")
     assert (echoes, reader.dead()) == (twenty_records, [])
@@ -718,8 +689,7 @@ def test_a_transient_server_error_dead_letters_nothing(reader: Reader) -> None:
             session.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$"))
         apply(session, records)
 
-    reader.declare(refused, attempts=1)
-    reader.drain()
+    reader.drain(refused, attempts=1)
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
     assert next(failures, None) is None
@@ -730,8 +700,7 @@ def test_a_temporarily_read_only_server_is_waited_for(reader: Reader, database_u
     """Guarantee 13: no attempt is counted, and the worker's loop tries again."""
     with psycopg.connect(database_url, autocommit=True) as admin:
         [(name,)] = admin.execute("SELECT current_database()")
-        reader.declare(apply)
-        worker = reader.worker()
+        worker = reader.worker(apply)
         worker.open()
         admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         with pytest.raises(ServerUnavailable, match="read-only"):
@@ -783,7 +752,6 @@ def test_an_update_computed_by_the_server_may_run_at_read_committed(reader: Read
     def count(session: Session, records: Sequence[Record]) -> None:
         session.execute(update(Customer).values(orders=Customer.orders + len(records)))
 
-    reader.declare(count, isolation="READ COMMITTED")
-    reader.drain()
+    reader.drain(count, isolation="READ COMMITTED")
 
     assert reader.connection.execute("SELECT orders FROM public.customers").fetchone() == (twenty_records,)

@@ -8,23 +8,17 @@ from operator import attrgetter
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.flow import stage_rows
-from penstock import Log, Pipeline
+from fixtures.flow import OpenWorker, Publish, Site
 from penstock.batches.columns import Columns
 from penstock.batches.entry import Entry
 from penstock.batches.record_batch import Records, as_records
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.operating.letters import of_consumer, retry
 from penstock.parsing import parse_json
 from penstock.records import Offset, Record, Shard, ShardName, forget_parsed
-from penstock.streaming import Streamer
 
 SHARD = ShardName("things", Shard(0))
 
@@ -122,36 +116,29 @@ def test_a_payload_that_is_two_values_is_no_payload() -> None:
 
 
 def test_columns_are_there_wherever_the_records_come_from(
-    flow: Pipeline,
-    streamer: Streamer,
-    connection: Connection,
-    things: Log,
-    redis_client: redis.Redis,
-    database_url: str,
-    redis_url: str,
+    site: Site, publish: Publish, open_worker: OpenWorker
 ) -> None:
     """From the log, from the journal, halved, without a parked key, and from a dead letter."""
     seen: list[str] = []
     refused = {"k5"}
 
-    @flow.consumer(reads=things, batch=9, attempts=1, park_key=True)
+    @site.flow.consumer(reads=site.things, batch=9, attempts=1, park_key=True)
     def reader(_: Any, records: Any) -> None:
         if refused & {*records.keys}:
             raise ValueError
         seen.extend(records.data_json)
 
-    with LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url)) as worker:
+    with open_worker() as worker:
         for _ in range(3):
-            stage_rows(connection, things, 40)
-            streamer.drain()
-        for shard in things.shard_names:
+            publish(40)
+        for shard in site.things.shard_names:
             stream = f"penstock:{{{shard}}}:log"
-            entries: Any = redis_client.xrange(stream)
-            redis_client.xdel(stream, entries[1][0])
+            entries: Any = site.client.xrange(stream)
+            site.client.xdel(stream, entries[1][0])
         worker.drain()
     assert len(seen) == 117
     refused.clear()
-    retry(flow, of_consumer(Store(connection), "reader"), database_url)
+    retry(site.flow, of_consumer(Store(site.connection), "reader"), site.database_url)
 
     assert len(seen) == 120
     assert set(seen) == {f'{{"number": {number}}}' for number in range(1, 41)}

@@ -66,8 +66,7 @@ def returns_async_generator(session: Session, records: Sequence[Record]) -> obje
 @pytest.mark.usefixtures("twenty_records")
 def test_a_handler_that_was_never_run_does_not_count_as_applied(reader: Reader, handler: Handler) -> None:
     """Guarantee 5."""
-    reader.declare(handler)
-    halted = reader.drain()
+    halted = reader.drain(handler)
 
     assert len(halted) == 2
     assert sum(reader.checkpoints("applied")) == 0
@@ -86,8 +85,7 @@ def test_the_work_of_a_forgotten_task_does_not_count_as_applied(reader: Reader) 
     async def forgets(session: AsyncSession, records: Sequence[Record]) -> None:
         tasks.update(asyncio.create_task(later(session, record)) for record in records)
 
-    reader.declare(forgets)
-    halted = reader.drain()
+    halted = reader.drain(forgets)
 
     assert len(halted) == 2
     assert all("left 10 tasks behind" in why for why in halted.values())
@@ -129,8 +127,7 @@ def commits(session: Session, records: Sequence[Record]) -> None:
 def test_a_handler_that_commits_several_shards_is_called_once(reader: Reader, set_constants: SetConstants) -> None:
     """Guarantee 5: another call would double its effects."""
     set_constants("consuming.log.log_worker", TOGETHER_S=math.inf)
-    reader.declare(commits)
-    worker = reader.worker()
+    worker = reader.worker(commits)
     take_for_fast(worker)
     worker.drain()
 
@@ -165,8 +162,7 @@ def test_a_handler_that_closes_its_connection_fails_like_any_other(reader: Reade
             with session.connection() as connection:
                 connection.execute(text("SELECT 1"))
 
-    reader.declare(closes, each=True, attempts=1)
-    reader.drain()
+    reader.drain(closes, each=True, attempts=1)
 
     assert [number for number, _ in reader.dead()] == [2]
     assert len(reader.effects()) == 19
@@ -266,9 +262,7 @@ MEDDLING: dict[str, Callable[[Session], object]] = {
 )
 @pytest.mark.usefixtures("twenty_records")
 def test_state_that_a_handler_leaves_in_its_session_neither_loses_nor_doubles_effects(
-    reader: Reader,
-    how: str,
-    is_async: bool,  # noqa: FBT001
+    reader: Reader, how: str, *, is_async: bool
 ) -> None:
     """Guarantee 5."""
     meddle = MEDDLING[how]

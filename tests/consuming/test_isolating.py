@@ -63,8 +63,7 @@ def test_a_record_that_makes_a_library_panic_is_dead_lettered(reader: Reader, er
             raise error
         apply(session, [record])
 
-    reader.declare(panics, each=True, attempts=1)
-    reader.drain()
+    reader.drain(panics, each=True, attempts=1)
 
     assert [number for number, _ in reader.dead()] == [3]
 
@@ -96,8 +95,7 @@ def test_a_dead_letter_can_be_retried_beside_a_busy_worker(reader: Reader, datab
             raise ValueError
         apply(session, [record])
 
-    reader.declare(refuses, each=True, attempts=1)
-    reader.drain()
+    reader.drain(refuses, each=True, attempts=1)
     refused.clear()
     letters = of_consumer(Store(reader.connection), "reader")
 
@@ -168,8 +166,7 @@ def test_an_exit_in_a_task_of_a_handler_is_a_failure(reader: Reader) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(child())
 
-    reader.declare(exits)
-    worker = reader.worker()
+    worker = reader.worker(exits)
     ended: BaseException | None = None
     try:
         worker.run(lambda: False)
@@ -250,8 +247,7 @@ def test_a_pause_that_the_end_of_a_slice_cuts_is_not_over_in_the_next_one(
         raise ValueError
 
     reader.stage(3)
-    reader.declare(fails)
-    worker = reader.worker()
+    worker = reader.worker(fails)
     for _ in range(2):
         worker.slice(100, lambda: bool(calls))
 

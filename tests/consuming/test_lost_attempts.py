@@ -16,6 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from fixtures.flow import Site
 from fixtures.sources import Regions
 from penstock import Ick, Job, Log, Queue, Record, Snooze
 from penstock.consuming import make_worker
@@ -241,36 +242,29 @@ HANDLERS = [
 )
 @pytest.mark.usefixtures("short_pauses")
 def test_nothing_of_a_lost_attempt_is_left(
-    kind: str,
-    face: str,
-    each: str,
-    engine: str,
-    attempts: Attempts,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    recruiter: Recruiter,
+    site: Site, kind: str, face: str, each: str, engine: str, attempts: Attempts, recruiter: Recruiter
 ) -> None:
     """Guarantees 5, 17 and 21: of an error, a conflict, a COMMIT that fails, half of a batch, or a record that is found."""
     flow = declare(attempts, kind, face, each)
-    connection.execute(STAGE, ["things", 1])
-    with Streamer(flow, database_url, redis_url) as streamer:
+    site.connection.execute(STAGE, ["things", 1])
+    with Streamer(flow, site.database_url, site.redis_url) as streamer:
         streamer.drain()
 
     if engine == "none":
-        with make_worker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker:
+        with make_worker(flow, flow.get_consumer("reader"), site.database_url, site.redis_url) as worker:
             worker.drain()
     elif engine == "inline":
         end = monotonic() + 30
-        stop = lambda: is_done(connection) or monotonic() > end  # noqa: E731
-        inline.run(flow, database_url, redis_url, stop=stop, streamer=False)
+        stop = lambda: is_done(site.connection) or monotonic() > end  # noqa: E731
+        inline.run(flow, site.database_url, site.redis_url, stop=stop, streamer=False)
     else:
-        recruiter.install(Chores(flow, database_url, redis_url).consume("reader"), "consume", 1.0)
+        recruiter.install(Chores(flow, site.database_url, site.redis_url).consume("reader"), "consume", 1.0)
         eventually(
-            lambda: (recruiter.enlist(), is_done(connection) and len(attempts.committed) >= len(GOOD))[1], "all is done"
+            lambda: (recruiter.enlist(), is_done(site.connection) and len(attempts.committed) >= len(GOOD))[1],
+            "all is done",
         )
 
-    check(connection, attempts)
+    check(site.connection, attempts)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -294,29 +288,24 @@ def test_nothing_of_a_lost_attempt_is_left_in_a_consumer_of_several_sources(
 @pytest.mark.parametrize("face", ["def", "async def"])
 @pytest.mark.usefixtures("short_pauses")
 def test_nothing_of_a_lost_attempt_at_several_shards_is_left(
-    face: str,
-    attempts: Attempts,
-    connection: Connection,
-    database_url: str,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, face: str, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However slow the machine is, they are applied together, once it is known how long a record takes."""
     monkeypatch.setattr("penstock.consuming.log.log_worker.TOGETHER_S", inf)
     flow = declare(attempts, "log", face, "batch", shards=6)
     with (
-        Streamer(flow, database_url, redis_url) as streamer,
-        make_worker(flow, flow.get_consumer("reader"), database_url, redis_url) as worker,
+        Streamer(flow, site.database_url, site.redis_url) as streamer,
+        make_worker(flow, flow.get_consumer("reader"), site.database_url, site.redis_url) as worker,
     ):
-        connection.execute(f"{STAGE} LIMIT 1", ["things", 6])
+        site.connection.execute(f"{STAGE} LIMIT 1", ["things", 6])
         streamer.drain()
         worker.drain()
-        connection.execute(STAGE, ["things", 6])
+        site.connection.execute(STAGE, ["things", 6])
         streamer.drain()
         worker.drain()
 
     assert tuple(KEYS) in attempts.calls
-    check(connection, attempts, sorted(["k0", *GOOD]))
+    check(site.connection, attempts, sorted(["k0", *GOOD]))
 
 
 @pytest.mark.parametrize("face", ["def", "async def"])

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from fixtures.constants import SetConstants
 from fixtures.crashing import repeated
 from fixtures.dirty import check_copy, copy_documents, declare_index, mark_changed
-from fixtures.flow import retain_now
+from fixtures.flow import OpenWorker, retain_now
 from fixtures.intervals import refresh_now, report_now
 from penstock import Cancel, DeadLetter, Ick, Log, Pipeline, Snooze
 from penstock.channels.ick.reservations import HolderWatch
@@ -23,7 +23,6 @@ from penstock.channels.routing import ick_shard_keys
 from penstock.clients import Busy, DirtyList, Reservation, Reservations
 from penstock.consuming import WorkerSetup
 from penstock.consuming.ick_worker import IckWorker
-from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import DeclarationError, HistoryDiverged, Refused
@@ -563,9 +562,7 @@ def test_a_handler_that_commits_halts_its_shard(
     assert set(waiting(redis_client)) == {b"a"}
 
 
-def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
-    flow: Pipeline, index: Ick, database_url: str, redis_url: str
-) -> None:
+def test_an_ick_has_one_consumer_and_a_log_is_no_ick(flow: Pipeline, index: Ick, open_worker: OpenWorker) -> None:
     declare_index(flow, index)
 
     with pytest.raises(DeclarationError, match="indexer already reads index"):
@@ -575,7 +572,7 @@ def test_an_ick_has_one_consumer_and_a_log_is_no_ick(
     with pytest.raises(DeclarationError, match="needs no reconciliation"):
         flow.reconciliation(of="indexer", state="public.copies", key="key")(lambda tables: tables)
     with pytest.raises(DeclarationError, match="make_worker"):
-        LogWorker(WorkerSetup(flow, flow.get_consumer("indexer"), database_url, redis_url))
+        open_worker("indexer")
     with pytest.raises(DeclarationError, match="is not an Ick"):
         flow.marks_dirty(Pipeline, to=Log("things"), key="id")  # type: ignore[arg-type]
 

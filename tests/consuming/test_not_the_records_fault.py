@@ -44,8 +44,7 @@ def test_no_form_of_snooze_ends_the_worker(reader: Reader, make_error: Callable[
             raise make_error()
         apply(session, records)
 
-    reader.declare(waits)
-    reader.drain()
+    reader.drain(waits)
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
@@ -93,8 +92,7 @@ def test_a_task_in_a_group_may_raise_snooze(reader: Reader) -> None:
             group.create_task(call())
         await apply_all(session, [record])
 
-    reader.declare(waits, each=True, attempts=2)
-    reader.drain()
+    reader.drain(waits, each=True, attempts=2)
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
@@ -110,8 +108,7 @@ def test_a_drain_ends_when_another_process_has_applied_the_waiting_batch(
         raise Snooze(0.3)  # longer than the interval at which checkpoints are read again
 
     moved = threading.Timer(0.05, partial(reset_checkpoint, Store(reader.connection), "reader", "latest", apply=True))
-    reader.declare(waits)
-    reader.drain()  # and does not wait for ever
+    reader.drain(waits)  # and does not wait for ever
 
     assert reader.effects() == []
 
@@ -122,8 +119,7 @@ def test_a_reason_for_waiting_is_cleared_when_the_shard_no_longer_waits(reader: 
     def waits(_: Session, __: Sequence[Record]) -> None:
         raise Snooze(0.6, "the service is away")
 
-    reader.declare(waits)
-    worker = reader.worker()
+    worker = reader.worker(waits)
     worker.round(0)
     reset_checkpoint(Store(reader.connection), "reader", "latest", apply=True)
 
@@ -193,8 +189,7 @@ def test_a_table_that_is_missing_for_a_moment_dead_letters_nothing(reader: Reade
             reader.connection.execute("ALTER TABLE public.renamed RENAME TO effects")
         apply(session, records)
 
-    reader.declare(handler)
-    reader.drain()
+    reader.drain(handler)
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
@@ -202,9 +197,7 @@ def test_a_table_that_is_missing_for_a_moment_dead_letters_nothing(reader: Reade
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.usefixtures("twenty_records")
 def test_a_connection_lost_in_a_savepoint_is_a_server_failure(
-    reader: Reader,
-    database_url: str,
-    is_async: bool,  # noqa: FBT001
+    reader: Reader, database_url: str, *, is_async: bool
 ) -> None:
     """Guarantee 13: an error at the end of the savepoint does not hide the cause."""
     cuts = iter([True])
@@ -225,17 +218,13 @@ def test_a_connection_lost_in_a_savepoint_is_a_server_failure(
             await session.run_sync(cut)
             await apply_all(session, records)
 
-    reader.declare(asynchronous if is_async else plain, attempts=1)
-    reader.drain()
+    reader.drain(asynchronous if is_async else plain, attempts=1)
 
     assert (reader.effects(), reader.dead()) == (ALL, [])
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-def test_another_attempt_sees_what_was_committed_in_the_pause(
-    reader: Reader,
-    is_async: bool,  # noqa: FBT001
-) -> None:
+def test_another_attempt_sees_what_was_committed_in_the_pause(reader: Reader, *, is_async: bool) -> None:
     """Guarantee 17: otherwise it would lose again, to the same transaction or an earlier one."""
     seen: list[int] = []
 
@@ -252,8 +241,7 @@ def test_another_attempt_sees_what_was_committed_in_the_pause(
 
     reader.stage(1)
     reader.connection.execute("CREATE TABLE public.outside (number int)")
-    reader.declare(asynchronous if is_async else plain)
-    worker = reader.worker()
+    worker = reader.worker(asynchronous if is_async else plain)
 
     def pause(seconds: float) -> bool:
         if seconds:
@@ -282,8 +270,7 @@ def test_records_applied_before_a_refusal_do_not_count_as_passing_during_it(
         apply(session, [record])
 
     reader.stage(1)
-    reader.declare(refused, each=True)
-    worker = reader.worker()
+    worker = reader.worker(refused, each=True)
     worker.open()
 
     def pause(_: float) -> bool:

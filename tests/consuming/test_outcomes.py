@@ -43,8 +43,7 @@ def test_a_class_is_as_good_as_its_instance(reader: Reader) -> None:
             return Cancel
         return apply(session, [record])
 
-    reader.declare(handler, each=True)
-    reader.drain()
+    reader.drain(handler, each=True)
 
     assert (reader.effects(), reader.dead()) == (REST, [])
 
@@ -52,8 +51,7 @@ def test_a_class_is_as_good_as_its_instance(reader: Reader) -> None:
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.usefixtures("twenty_records")
 def test_a_cancelled_record_is_passed_without_an_effect(reader: Reader, *, returns: bool) -> None:
-    reader.declare(outcome_in_batch(Cancel("gone"), returns=returns), attempts=1)
-    reader.drain()
+    reader.drain(outcome_in_batch(Cancel("gone"), returns=returns), attempts=1)
 
     assert (reader.effects(), reader.dead()) == (REST, [])
     assert reader.worker().round(0).applied == 0
@@ -68,8 +66,7 @@ def test_a_record_is_dead_lettered_at_once_with_the_handlers_reason(reader: Read
         calls.extend(record.id for record in records)
         handler(session, records)
 
-    reader.declare(counted, attempts=9)
-    reader.drain()
+    reader.drain(counted, attempts=9)
 
     assert (reader.effects(), reader.dead()) == (REST, [(5, "DeadLetter: no address")])
     assert calls.count(5) < 9
@@ -87,8 +84,7 @@ def test_handlers_of_one_record_return_outcomes(reader: Reader) -> None:
         await apply_all(session, [record])
         return None
 
-    reader.declare(handler, each=True, attempts=1)
-    reader.drain()
+    reader.drain(handler, each=True, attempts=1)
 
     assert (reader.effects(), reader.dead()) == (
         [record for record in REST if record != 6],
@@ -98,8 +94,7 @@ def test_handlers_of_one_record_return_outcomes(reader: Reader) -> None:
 
 @pytest.mark.usefixtures("twenty_records")
 def test_a_consumer_that_halts_on_poison_halts_at_what_it_would_dead_letter(reader: Reader) -> None:
-    reader.declare(outcome_in_batch(DeadLetter("no address")), on_poison="halt")
-    halted = reader.drain()
+    halted = reader.drain(outcome_in_batch(DeadLetter("no address")), on_poison="halt")
 
     assert any("DeadLetter: no address" in why for why in halted.values())
     assert reader.dead() == []

@@ -13,15 +13,12 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict
 
+from fixtures.flow import OpenWorker, Site
 from penstock import Log, Pipeline
-from penstock.consuming import WorkerSetup
-from penstock.consuming.log.log_worker import LogWorker
-from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.errors import DeclarationError
 from penstock.operating.letters import of_consumer
 from penstock.records import Offset, Record, RecordId, Shard
-from penstock.streaming import Streamer
 
 
 @dataclass
@@ -51,23 +48,16 @@ MODELS = [AsDataclass, AsTypedDict, AsStruct, AsModel]
 @pytest.mark.parametrize("each", [False, True], ids=["batch", "each"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_handler_gets_its_type_and_an_invalid_payload_is_dead_lettered(
-    flow: Pipeline,
-    things: Log,
-    connection: Connection,
-    streamer: Streamer,
-    database_url: str,
-    redis_url: str,
-    model: type[Any],
-    each: bool,  # noqa: FBT001
+    site: Site, open_worker: OpenWorker, model: type[Any], *, each: bool
 ) -> None:
     """Guarantee 21: at once, without further attempts, and the reason contains no value."""
-    connection.execute(
+    site.connection.execute(
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
         """SELECT 'things', 0, i::text, 'insert', 'thing',
                   CASE WHEN i = 4 THEN '{"number": "secret"}' ELSE '{"number": 7, "fare": "1.50"}' END::jsonb
            FROM generate_series(1, 9) i"""
     )
-    streamer.drain()
+    site.streamer.drain()
     seen: list[Any] = []
 
     def one(_: Session, record: Record[Any]) -> None:
@@ -79,14 +69,12 @@ def test_a_handler_gets_its_type_and_an_invalid_payload_is_dead_lettered(
             one(session, record)
 
     options: dict[str, Any] = {"payload": model, "each": each}
-    flow.consumer(reads=things, name="reader", **options)(one if each else several)
-    worker = LogWorker(WorkerSetup(flow, flow.get_consumer("reader"), database_url, redis_url))
-    worker.drain()
-    worker.close()
+    site.flow.consumer(reads=site.things, name="reader", **options)(one if each else several)
+    open_worker().drain()
 
     wanted: Any = {"number": 7, "fare": Decimal("1.50")}
     assert seen == [wanted if model is AsTypedDict else model(**wanted)] * 8
-    [letter] = of_consumer(Store(connection), "reader")
+    [letter] = of_consumer(Store(site.connection), "reader")
     assert (letter.offset, letter.attempts) == (4, 1)
     assert letter.reason.startswith("InvalidPayload: ")
     assert "number" in letter.reason or "$.number" in letter.reason

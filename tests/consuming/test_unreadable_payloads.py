@@ -187,11 +187,7 @@ def test_a_consumer_of_several_sources_does(regions: Regions) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 def test_a_worker_of_a_queue_does(
-    working: Pipeline,
-    bench: Bench,
-    database_url: str,
-    redis_url: str,
-    is_async: bool,  # noqa: FBT001
+    working: Pipeline, bench: Bench, database_url: str, redis_url: str, *, is_async: bool
 ) -> None:
     seen: list[str] = []
 
