@@ -91,10 +91,3 @@ def test_a_place_verifies_its_shard_alone(streamed: CommandLine) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["records"] < 48
-
-
-def test_an_invalid_time_is_refused(streamed: CommandLine) -> None:
-    refused = streamed("verify", "--from", "soon")
-
-    assert refused.returncode == 2
-    assert "it takes an offset, or a time" in refused.stderr

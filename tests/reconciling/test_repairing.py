@@ -238,6 +238,14 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, 
     assert connection.execute(moved).fetchall() == [(0, 0, None), (3, 2, None), (9, 0, None)]
 
 
+def test_a_new_consumer_begins_at_the_cut_of_its_state(repair: Repair, connection: Connection) -> None:
+    connection.execute("DELETE FROM penstock.checkpoints")
+
+    assert repair(intent="bootstrap").repaired == 3
+    assert rows(connection) == REPAIRED
+    assert connection.execute("SELECT shard FROM penstock.checkpoints ORDER BY 1").fetchall() == [(0,), (1,)]
+
+
 def test_an_interrupted_repair_is_resumed_by_its_engine_and_with_its_key(
     repair: Repair, connection: Connection, set_constants: SetConstants
 ) -> None:

@@ -64,16 +64,6 @@ def test_an_ick_has_no_entries_but_its_staged_records_and_journal_are_compared(
     assert (done.findings, done.records, done.unpublished) == ([], 160, 0)
 
 
-def test_lost_and_overlooked_marks_of_an_ick_are_found(marked: Connection, verified: Verify) -> None:
-    marked.execute("DELETE FROM penstock.staged_records WHERE id = (SELECT max(id) FROM penstock.staged_records)")
-    marked.execute(
-        "INSERT INTO penstock.staged_records (xid, channel, shard, key, action, object, data) "
-        "VALUES ('3', 'index', 0, 'd1', 'dirty', 'member', '{}')"
-    )
-
-    assert verified().counts == {FindingKind.MISSING: 1, FindingKind.OVERLOOKED: 1}
-
-
 def test_members_that_are_not_marked_yet_count_as_unpublished(marked: Connection, verified: Verify) -> None:
     mark_changed(marked, ["d1", "d2"])
     tick(Store(marked))

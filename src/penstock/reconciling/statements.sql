@@ -216,9 +216,9 @@ WITH RECURSIVE tree AS (
     UNION
     SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
 )
-SELECT DISTINCT 'trigger ' || tgname FROM pg_trigger JOIN tree ON tree.oid = tgrelid WHERE NOT tgisinternal AND tgenabled <> 'D'
+SELECT 'trigger ' || tgname FROM pg_trigger JOIN tree ON tree.oid = tgrelid WHERE NOT tgisinternal AND tgenabled <> 'D'
 UNION
-SELECT DISTINCT 'rule ' || rulename FROM pg_rewrite JOIN tree ON tree.oid = ev_class WHERE rulename <> '_RETURN' AND ev_enabled <> 'D'
+SELECT 'rule ' || rulename FROM pg_rewrite JOIN tree ON tree.oid = ev_class WHERE rulename <> '_RETURN' AND ev_enabled <> 'D'
 ORDER BY 1;
 
 -- :name unique_columns

@@ -254,6 +254,9 @@ def test_the_busiest_tenants_are_found_in_all_shards(redis_client: redis.Redis, 
     assert [each.tenant for each in busiest] == ["t0", "t1", "t2"]
     assert sum(each.waiting + each.in_flight for each in busiest) == 6
     assert busiest[1].state == "paused"
+    FairQueue(redis_client, "jobs", shards=1).write_many([NewMessage(f"t{number}", "x") for number in range(3)])
+    everywhere, _ = inspection.busiest_tenants(redis_client, "penstock", names, 5000)
+    assert sum(each.waiting + each.in_flight for each in everywhere) == 1506, "a tenant may be in two shards"
     set_constants("channels.queue.inspection", MAX_TENANTS=100)
     assert not inspection.busiest_tenants(redis_client, "penstock", names, 3)[1]
 
