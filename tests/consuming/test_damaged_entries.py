@@ -65,9 +65,8 @@ def make_worker(flow: Pipeline, things: Log, seen: list[int], open_worker: OpenW
 
 
 @pytest.fixture
-def worker(make_worker: MakeWorker) -> Iterator[LogWorker]:
-    with make_worker() as opened:
-        yield opened
+def worker(make_worker: MakeWorker) -> LogWorker:
+    return make_worker()
 
 
 @pytest.fixture
