@@ -3,6 +3,7 @@
 import re
 import shlex
 from html import unescape
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -18,6 +19,7 @@ from penstock.console.reading import HIDDEN
 from penstock.database.connections import Connection
 from penstock.database.store import Store
 from penstock.declaring.outcomes import RESERVED
+from penstock.operating.jobs.changes import cancel_jobs
 from penstock.operating.pausing import list_actions, pause
 
 LETTER = {"consumer": "refuses", "channel": "things", "shard": "0", "offset": "1"}
@@ -276,7 +278,17 @@ def test_the_command_of_a_plan_means_the_same_in_a_shell(see_as: As, connection:
     assert "$(" not in noted.command.replace("'not $(one) word'", "")
 
 
-def test_a_job_is_cancelled_from_the_page_of_its_queue(see_as: As, connection: Connection) -> None:
+def test_a_job_is_cancelled_from_the_page_of_its_queue(
+    see_as: As, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noted first: many jobs are cancelled in several transactions."""
+    noted: list[Any] = []
+
+    def cancel(*arguments: Any) -> Any:
+        noted.extend(connection.execute("SELECT title FROM penstock.actions"))
+        return cancel_jobs(*arguments)
+
+    monkeypatch.setattr("penstock.console.actions.cancel_jobs", cancel)
     [(job,)] = connection.execute("SELECT id FROM penstock.staged_records WHERE channel = 'jobs'").fetchall()
     client = see_as(*RIGHTS)
     [given] = re.findall(r"/act/cancel\?channel=(jobs)&amp;id=(\d+)", client.get("/channels/jobs/contents").text)
@@ -286,6 +298,7 @@ def test_a_job_is_cancelled_from_the_page_of_its_queue(see_as: As, connection: C
     answer = client.post("/act/cancel", data=fields | plan(client, "cancel", fields) | {"confirm": "jobs"})
 
     assert answer.headers["location"] == "/jobs?queue=jobs"
+    assert noted == [(f"Cancel job {job} of jobs",)]
     assert connection.execute("SELECT record_id FROM penstock.cancellations").fetchall() == [(job,)]
     assert "penstock jobs cancel jobs" in client.get("/actions").text
     assert "penstock jobs cancel jobs" not in see_as("see").get("/actions").text

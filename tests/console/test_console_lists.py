@@ -172,6 +172,7 @@ CUTS = {
     "/channels/orders/contents?shard=1": ("penstock tail orders --shard 1 --count 1000<",),
     "/consumers": ("more consumers: ", "penstock consumers list<"),
     "/consumers/late": ("more shards: ", "penstock status --by-shard<"),
+    "/consumers/done": ('<th scope="row">orders/2<',),  # the only one that is not at rest
     "/dead-letters?consumer=late": ("2 more reasons: ", "penstock dead-letters list --by-reason<", "Older ones"),
     "/doctor": ("more results: ", "penstock doctor<"),
     "/act/retry-all?consumer=late": ("and others, of 2 further errors",),
@@ -201,6 +202,11 @@ def test_what_is_furthest_behind_is_shown_first(client: TestClient) -> None:
             if consumer["channel"] == "orders":
                 checkpoints[str(shard["shard"])].append(shard["checkpoint"])
     assert shown == [sorted(offsets)[:4] for offsets in checkpoints.values()]
+
+    queued = [shard for channel in client.get("/channels.json").json() for shard in channel["shards"]]
+    behind = sum(max(0, shard["sequenced"] - shard["published"]) for shard in queued if shard["published"] is not None)
+    assert f"in all, {behind} not published" in client.get("/").text
+    assert re.findall(r'"/consumers/([^"]+)"', client.get("/icks").text) == ["search"]
 
     assert ">idle</a>" in (jobs := client.get("/jobs").text)
     assert re.search(r'<small>of <a href="[^"]*">jobs</a>', jobs)
@@ -369,6 +375,15 @@ PLANS: dict[str, tuple[str, ...]] = {
         "penstock jobs cancel jobs --tenant a --apply",
         "jobs",
         "/jobs?queue=jobs&tenant=a",
+    ),
+    "cancel?channel=jobs&all=on": (
+        "Cancel jobs of jobs",
+        "They will never take effect.",
+        "A worker that has begun to write for one is asked to roll back: it does, unless it commits at this moment.",
+        "Jobs staged after this plan stay as they are.",
+        "penstock jobs cancel jobs --all --apply",
+        "jobs",
+        "/jobs?queue=jobs",
     ),
     "cancel?channel=jobs&id=33": (
         "Cancel job 33 of jobs",
