@@ -209,6 +209,7 @@ def test_what_is_furthest_behind_is_shown_first(client: TestClient) -> None:
     assert re.findall(r'"/consumers/([^"]+)"', client.get("/icks").text) == ["search"]
 
     assert ">idle</a>" in (jobs := client.get("/jobs").text)
+    assert "data-live" not in jobs, "it does not follow the queue while nothing of it is missing"
     assert re.search(r'<small>of <a href="[^"]*">jobs</a>', jobs)
 
 

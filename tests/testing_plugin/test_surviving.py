@@ -199,10 +199,14 @@ def test_nothing_of_a_fault_is_left_for_what_comes_after_it(survive: Survive, se
 def test_the_faults_that_a_consumer_does_not_survive_are_named_and_its_rows_under_the_first(
     survive: Survive, set_constants: SetConstants
 ) -> None:
-    """What needs Spark is left out."""
+    """What needs Spark is left out.  All is published before a fault, and applied under it."""
+    before: list[Any] = []
 
-    def hurt(trial: Any, _: object, number: int) -> None:
+    def hurt(trial: Any, consumer: Any, number: int) -> None:
+        before.append(trial.publish())
+        trial.work_off(consumer)
         with psycopg.connect(trial.url) as other:
+            before.extend(other.execute("SELECT count(*) FROM public.seen"))
             other.execute("INSERT INTO public.seen (id) SELECT %s WHERE %s > 0", [number, number])
 
     faults = [Hazard(f"fault {n}", f"advice {n}", partial(hurt, number=n)) for n in range(3)]
@@ -215,6 +219,7 @@ def test_the_faults_that_a_consumer_does_not_survive_are_named_and_its_rows_unde
 
     said = [line.strip() for line in str(raised.value).splitlines()]
     assert said == ["reader does not survive fault 1:", "seen has {'id': '1'}", "advice 1", "Nor fault 2"]
+    assert before == [0, (8,)] * 3
 
 
 def see_job(session: Session, _: Job) -> None:

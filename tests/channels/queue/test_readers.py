@@ -275,3 +275,6 @@ def test_the_leases_of_each_reader_are_counted_in_all_shards(
         set_constants("channels.queue.inspection", MAX_LEASES=6)
         counts, are_all = inspection.count_leases(redis_client, "penstock", names)
         assert (counts.total(), are_all) == (6, False)
+    set_constants("channels.queue.inspection", MAX_LEASES=60)
+    redis_client.set("penstock:{jobs/1}:q-leases", "somebody's")
+    assert inspection.count_leases(redis_client, "penstock", names) == ({}, False)
