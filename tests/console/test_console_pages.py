@@ -86,6 +86,22 @@ def test_the_attempts_at_a_job_are_shown(see_as: As, connection: Connection) -> 
 
 
 @pytest.mark.usefixtures("scene")
+def test_the_group_of_a_job_is_shown_to_who_may_see_keys(see_as: As, connection: Connection) -> None:
+    group = "INSERT INTO penstock.job_groups (name, channel, members, waits_for) VALUES (%s, %s, %s, 1)"
+    for name, channel, members in (
+        ("elsewhere", "others", [3]),
+        ("import-17", "jobs", [2, 3]),
+        ("others", "jobs", [2]),
+    ):
+        connection.execute(group, [name, channel, members])
+
+    shown, concealed = (see_as(*rights).get("/jobs/jobs/3").text for rights in (RIGHTS, ("see",)))
+
+    assert re.search(r"<dt>Group</dt><dd[^>]*>import-17</dd>", shown)
+    assert "import-17" not in concealed
+
+
+@pytest.mark.usefixtures("scene")
 def test_the_trace_of_a_job_a_letter_and_a_record_is_a_link_where_the_record_has_one(
     flow: Pipeline, visitors: Visitors, database_url: str, redis_url: str, connection: Connection, scene: int
 ) -> None:

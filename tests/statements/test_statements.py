@@ -192,7 +192,7 @@ def values_for(name: str, sql: str) -> dict[str, Any] | None:
     """Any values of the right types."""
     integers = {"shard", "tail", "records", "bytes", "shards", "limit", "max_records", "count"}
     values: dict[str, Any] = {key: 1 if key in integers else "c" for key in _PARAMETERS.findall(sql)}
-    values |= {"latest": True} if "latest" in values else {}
+    values |= {name: True for name in ("latest", "with_latency") if name in values}
     values |= _LIMITS if name == "sequence_committed" else {}
     values |= {"channels": ["c"]} if "channels" in values else {}
     values |= {name: [1] for name in ("firsts", "offsets") if name in values}

@@ -53,6 +53,13 @@ LEFT JOIN {schema}.staged_records r ON r.id = w.id AND r.channel = %(channel)s
 LEFT JOIN {schema}.job_notes n ON n.record_id = w.id AND n.channel = %(channel)s
 LEFT JOIN {schema}.job_results d ON d.record_id = w.id AND d.channel = %(channel)s;
 
+-- :name group_of
+-- The group of a job.  Members have no index: groups are few, and go with their queue's `keep`.
+SELECT name
+FROM {schema}.job_groups
+WHERE channel = %(channel)s AND %(id)s = ANY (members)
+LIMIT 1;
+
 -- :name letters
 -- The dead letters of jobs.
 SELECT consumer, channel, shard, "offset", record_id, key, action, object, staged_at, reason, attempts, parked, failed_at
