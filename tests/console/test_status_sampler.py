@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,10 +13,13 @@ import redis
 from fixtures.constants import SetConstants
 from penstock import Pipeline
 from penstock.channels.queue.stats import Dwell
-from penstock.console import status_sampler
+from penstock.console import Visitor, status_sampler
+from penstock.console.reading import HIDDEN, ConnectionPool
+from penstock.console.reading import Reading as PageReading
 from penstock.console.status_sampler import HOUR_POINTS, MAX_NAMES, Point, Sample, StatusSampler, make_point
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
+from penstock.errors import ServerUnavailable
 from penstock.operating.status.gathering import status
 from penstock.operating.status.snapshot import ConsumerShard, ConsumerStatus
 from penstock.streaming import Streamer
@@ -92,6 +96,35 @@ def test_a_point_has_the_counts_of_all_shards_and_of_so_many_names(
     assert (point.time_s, point.sequenced["orders"], point.published["orders"]) == (7.0, 22, 20)
     assert (point.published["lost"], point.passed["late", "orders"], point.lag["late", "orders"]) == (0, 10, 12)
     assert len(make_point(replace(found, consumers=many), 7.0).lag) == MAX_NAMES
+
+
+@pytest.mark.usefixtures("crowd")
+def test_who_may_not_see_keys_sees_each_sample_without_its_reasons(
+    connection: Connection, redis_client: redis.Redis
+) -> None:
+    found = status(Store(connection), redis_client)
+    samples = iter([Sample(found, None), Sample(replace(found, consumers=()), None)])
+    sampler: Any = SimpleNamespace(look=lambda: next(samples))
+    reading = PageReading(None, "", "", sampler)
+
+    _, shown = reading.status(Visitor("ann"))
+    reasons = {reason for c in shown.consumers for shard in c.shards for reason in (shard.halted, shard.waiting)}
+    assert {str(reason).partition(": penstock reset ")[0] for reason in reasons} == {"None", HIDDEN}
+    assert {pause.reason for pause in shown.pauses} == {HIDDEN}
+    assert reading.status(Visitor("ann"))[1].consumers == ()
+
+
+def test_a_failure_of_postgres_is_remembered_for_a_while(database_url: str, set_constants: SetConstants) -> None:
+    set_constants("console.reading", REMEMBERED_S=3600.0)
+    pool = ConnectionPool("postgresql://postgres@127.0.0.1:1/none")
+    for _ in range(2):
+        with pytest.raises(ServerUnavailable), pool.connection():
+            pass
+        pool.url = database_url
+    set_constants("console.reading", REMEMBERED_S=0.0)
+
+    with pool.connection() as connection:
+        assert connection.execute("SELECT 1").fetchall() == [(1,)]
 
 
 @pytest.mark.usefixtures("scene")

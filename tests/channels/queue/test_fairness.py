@@ -523,3 +523,14 @@ def test_the_limits_of_a_tenant_end_with_none(probe: Probe) -> None:
     probe.limit("t", None)
 
     assert len(probe.take(5)) == 2
+
+
+def test_a_tenant_whose_elastic_limit_is_raised_takes_turns_at_once(probe: Probe) -> None:
+    """Not only when nobody else is ready."""
+    probe.limit("a", elastic=1)
+    probe.write("a", "1", "2")
+    probe.write("b", *"3456")
+    assert [each.tenant for each in probe.take(2)] == ["a", "b"]
+    probe.limit("a", elastic=2)
+
+    assert [each.tenant for each in probe.take(2)] == ["a", "b"]

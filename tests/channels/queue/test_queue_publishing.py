@@ -5,11 +5,13 @@ The position is that of a batch of five records, the last of which is number 105
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
 
-from penstock.channels.batch_outcomes import Appended, Behind, FencedOff, Foreign, Reply
+from penstock.channels.batch_outcomes import Appended, Behind, FencedOff, Foreign, Reply, parse_reply
+from penstock.channels.queue import publishing
 from penstock.channels.queue.publishing import QueueBatch, QueuedRecord, QueueWriter
 from penstock.channels.queue.shard import ITEMS
 from penstock.clients import FairQueue
@@ -109,6 +111,20 @@ def test_a_batch_of_several_calls_goes_on_where_the_last_one_has_ended(
     assert more.reply == Appended(Offset(2 * count), count)
     assert len(FairQueue(redis_client, "jobs", streams=4)) == count + (count + 1) // 2
     assert [each.record.offset for each in written.results] == list(range(1, count + 1))
+
+
+def test_a_position_that_is_lost_between_the_calls_of_a_batch_is_noticed(
+    writer: QueueWriter, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal begins with the first call alone."""
+
+    def lose(answer: Any, doing: str) -> Reply:
+        redis_client.delete(POSITION)
+        return parse_reply(answer, doing)
+
+    monkeypatch.setattr(publishing, "parse_reply", lose)
+
+    assert writer.write(make_batch(1, ITEMS + 1, begins=True)).reply == Behind(Offset(0))
 
 
 def test_what_is_written_apart_moves_no_position_and_is_known_again(writer: QueueWriter) -> None:
