@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from structlog.testing import capture_logs
 
 from fixtures.application import Ride
+from fixtures.clocks import Clock
 from fixtures.command_line import CommandLine, load_settings
 from fixtures.constants import SetConstants
 from fixtures.crash_points import at_crash_points
@@ -33,6 +34,7 @@ from penstock.consuming.journals import Limit
 from penstock.consuming.several.source_link import SourceLink
 from penstock.database.connections import connect_postgres
 from penstock.database.store import Store
+from penstock.database.transactions import WORKER_SILENCE_S
 from penstock.embedded import EmbeddedPostgres
 from penstock.engines.stealing import Chores
 from penstock.errors import (
@@ -54,9 +56,9 @@ from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.letters import of_consumer, retry
 from penstock.operating.reset.checkpoint import reset_checkpoint
 from penstock.operating.reset.epoch import reset_epoch
-from penstock.operating.reset.source_history import reset_source
+from penstock.operating.reset.source_history import AcceptedShard, reset_source
 from penstock.operating.status.gathering import status
-from penstock.records import Offset, Record, RecordId, ShardName
+from penstock.records import Offset, Place, Record, RecordId, Shard, ShardName
 from penstock.schema.role_plan import make_roles
 from penstock.streaming import Streamer
 from penstock.testing import drained, eventually
@@ -70,6 +72,7 @@ pipeline.consumer(reads=things, name="totals")(lambda session, records: None)
 """
 EFFECT = text("INSERT INTO public.effects VALUES (:source, :key)")
 AWAY = "postgresql://postgres@127.0.0.1:1/none"
+NOWHERE = ShardName("things@eu", Shard(9))
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-several-sources.md"
 
 
@@ -387,6 +390,28 @@ def test_records_of_a_log_are_compared_with_the_journal_of_their_source(
                 link.backfill(lost, end, most)
 
 
+def test_a_source_that_is_away_is_left_alone_for_ten_times_as_long_as_it_took_to_learn_that(
+    regions: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, takes_s = Clock(), iter([0.0, 0.05, 3.0, 0.2])
+
+    def connect(*_: object, silence_s: float, **__: object) -> None:
+        assert silence_s == WORKER_SILENCE_S
+        clock.now += next(takes_s)
+        raise ServerUnavailable("nobody answers")
+
+    monkeypatch.setattr("penstock.consuming.several.source_link.monotonic", clock)
+    monkeypatch.setattr("penstock.consuming.several.source_link.connect_postgres", connect)
+    link = make_link(regions.eu)
+    for pause_s in (1.0, 1.0, 30.0, 2.0):
+        with pytest.raises(ServerUnavailable, match="nobody answers"):
+            link.register("another", {})
+        clock.now += pause_s - 0.01
+        with pytest.raises(ServerUnavailable, match="source eu is away"):
+            link.register("another", {})
+        clock.now += 0.02
+
+
 def test_a_report_moves_no_checkpoint_back_or_past_a_new_epoch(
     regions: Regions, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,16 +439,20 @@ def test_a_report_moves_no_checkpoint_back_or_past_a_new_epoch(
         assert report("epoch = epoch") == [(9,)]
 
 
-def test_a_consumer_is_registered_no_further_than_the_journal_of_a_source(regions: Regions) -> None:
-    """Of a restored source, retention would remove what it has not got yet."""
+def test_a_consumer_is_registered_no_further_than_the_journal_of_a_source(
+    regions: Regions, redis_client: redis.Redis
+) -> None:
+    """Of a restored source, retention would remove what it has not got yet.  A consumer that was retired there is told once."""
     regions.eu.stage(20, "k")
     regions.eu.stream()
-    with closing(make_link(regions.eu)) as link:
+    with closing(make_link(regions.eu)) as link, capture_logs() as logs:
         begun = link.register("another", {})
-        regions.eu.rows("DELETE FROM penstock.checkpoints RETURNING 1")
         ahead = {shard: replace(each, offset=Offset(1_000)) for shard, each in begun.items()}
-
-        assert sum(each.offset for each in link.register("another", ahead).values()) == 20
+        for _ in range(2):
+            regions.eu.rows("DELETE FROM penstock.checkpoints RETURNING 1")
+            assert link.report(redis_client, begun) == link.report(redis_client, begun) == {}
+            assert sum(each.offset for each in link.register("another", ahead).values()) == 20
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["consumer retired at source"] * 2
 
 
 def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
@@ -436,7 +465,7 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
     regions.eu.stage(5, "later ")
     regions.eu.stream()
     where = 'SELECT channel, shard, "offset", epoch FROM penstock.checkpoints ORDER BY 1, 2'
-    before = regions.rows(where)
+    before, passed_over = regions.rows(where), list[AcceptedShard]()
     with (
         connect_postgres(regions.database_url, application="test") as own,
         connect_postgres(regions.eu.url, application="test") as source,
@@ -450,11 +479,17 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
             reset_source(Store(own), Store(source), redis_client, "totals", "asia")
         with pytest.raises(Unknown, match="no consumer 'total' is registered"):
             reset_source(Store(own), Store(source), redis_client, "total", "eu")
+        for number, last in regions.eu.rows("SELECT shard, max(last_offset) FROM penstock.journal GROUP BY 1"):
+            to = Place(ShardName("things@eu", Shard(int(str(number)))), Offset(int(str(last))))
+            passed_over += reset_source(Store(own), Store(source), redis_client, "totals", "eu", to=to)
+        with pytest.raises(Unknown, match="totals has no checkpoint in things@eu/9"):
+            reset_source(Store(own), Store(source), redis_client, "totals", "eu", to=Place(NOWHERE, Offset(1)))
         own.execute("UPDATE penstock.checkpoints SET halted = 'by hand'")
         assert len(reset_checkpoint(Store(own), "totals", resume=True, apply=True)) == 5
         found = status(Store(own), redis_client, regions.pipeline)
 
     assert regions.rows(where) == before
+    assert sum(each.passed_over for each in passed_over) == 5
     lags = {each.channel: sum(shard.lag for shard in each.shards) for each in found.consumers}
     assert lags == {"things@eu": 5, "things@us": 0}
     assert found.sound
@@ -804,6 +839,11 @@ def test_the_shards_of_a_source_do_not_change_under_a_consumer_elsewhere(
         regions.drain()
     with connect_postgres(regions.eu.url, application="test") as connection, pytest.raises(Refused, match="totals"):
         reshard(Store(connection), "things@eu", 5, apply=True)
+    regions.us.rows("UPDATE penstock.channels SET generations = '{}' RETURNING 1")
+    regions.drain()
+    regions.us.rows("UPDATE penstock.channels SET generations = '{3}' RETURNING 1")
+    with pytest.raises(DeclarationError, match="number of shards of things@us was changed"):
+        regions.drain()
 
 
 def test_keys_are_parked_in_the_shards_of_a_source(regions: Regions) -> None:
