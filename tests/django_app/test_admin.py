@@ -107,7 +107,9 @@ def test_the_newest_letters_are_listed_a_page_at_a_time(ask: Ask, set_constants:
         assert names(ask(VIEW, query=wrong)[1]) == whole[:4]
 
 
-def test_permissions_decide_what_is_seen_and_done(ask: Ask, connection: Connection) -> None:
+def test_permissions_decide_what_is_seen_and_done(
+    ask: Ask, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from django.core.exceptions import BadRequest, PermissionDenied  # noqa: PLC0415  after the settings
     from django.http import Http404  # noqa: PLC0415  the same
 
@@ -131,6 +133,9 @@ def test_permissions_decide_what_is_seen_and_done(ask: Ask, connection: Connecti
     assert look(PAYLOAD) == [(True, True, False, False), (True, True, True, False)]
     assert next(each[3] for each in look(RETRY))
     assert list_actions(Store(connection)) == []
+    monkeypatch.setattr("penstock.operating.letters.read_record", lambda *_: None)  # a worker has just taken it
+    with pytest.raises(Http404):
+        ask(VIEW, one=GONE[0])
 
 
 def test_a_retry_asks_for_those_chosen_that_are_there_and_not_superseded(ask: Ask, connection: Connection) -> None:

@@ -101,7 +101,8 @@ def test_a_block_within_a_handler_is_a_savepoint(reader: Reader, db: Any) -> Non
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.usefixtures("twenty_records")
 def test_outside_of_a_handler_its_thread_has_the_connection_of_before(reader: Reader, db: Any, fails: object) -> None:
-    before, inside, notices = db.connections["default"], list[Any](), set[str]()
+    before, inside, notices, zones = db.connections["default"], list[Any](), set[str](), set[Any]()
+    reader.connection.execute(f"ALTER DATABASE {reader.connection.info.dbname} SET timezone = 'UTC'".encode())
 
     def handler(session: Any, records: Sequence[Record]) -> None:
         inside.append(db.connections["default"])
@@ -109,6 +110,9 @@ def test_outside_of_a_handler_its_thread_has_the_connection_of_before(reader: Re
         driver.add_notice_handler(lambda notice: notices.add(notice.message_primary))
         session.execute(text("DO $$ BEGIN RAISE NOTICE 'the session''s'; END $$"))
         write_each(session, records)
+        with db.connection.cursor() as cursor:
+            cursor.execute("SELECT source FROM pg_settings WHERE name = 'TimeZone'")
+            zones.add(cursor.fetchone())
         if fails:
             raise ValueError
 
@@ -118,6 +122,7 @@ def test_outside_of_a_handler_its_thread_has_the_connection_of_before(reader: Re
     assert db.connections["default"] is before
     assert before not in inside
     assert notices == {"the session's"}
+    assert zones == {("database",)}, "it is Django's already"
     # The session has statements of the same names, and is waited for as long.
     assert {(e.connection.prepare_threshold, e.connection.longest_silence_s) for e in inside} == {
         (None, HANDLER_TIMEOUT_S)
