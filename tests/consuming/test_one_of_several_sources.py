@@ -263,12 +263,17 @@ def test_records_that_a_restored_source_still_has_are_counted(
     backup.restore()
     with connect_postgres(regions.eu.url, application="test") as connection:
         epoch = reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
-        # Again, to no effect: entries of the first reset are the applied ones.
-        connection.execute("UPDATE penstock.epochs SET system_identifier = '1'")
-        reset_epoch(connection, redis_client, regions.eu.pipeline, apply=True)
+    backup = Backup.of(regions.eu, postgres)
+    regions.eu.stage(20, "never applied ")
+    regions.eu.stream()
+    backup.restore()
+    with connect_postgres(regions.eu.url, application="test") as connection:
+        reset_epoch(
+            connection, redis_client, regions.eu.pipeline, apply=True
+        )  # entries of the first are the applied ones
     plan = regions.accept("eu")
     for each in plan[:1]:
-        redis_client.delete(f"penstock:{{{each.shard}}}:log-before-2")
+        redis_client.delete(*(f"penstock:{{{each.shard}}}:log-before-{number}" for number in (2, 3)))
     partly = regions.accept("eu", apply=True)
     regions.eu.stream()
     regions.drain()
@@ -479,8 +484,9 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
             reset_source(Store(own), Store(source), redis_client, "totals", "asia")
         with pytest.raises(Unknown, match="no consumer 'total' is registered"):
             reset_source(Store(own), Store(source), redis_client, "total", "eu")
-        for number, last in regions.eu.rows("SELECT shard, max(last_offset) FROM penstock.journal GROUP BY 1"):
-            to = Place(ShardName("things@eu", Shard(int(str(number)))), Offset(int(str(last))))
+        ends = source.execute("SELECT shard, max(last_offset) FROM penstock.journal GROUP BY 1").fetchall()
+        places = [Place(ShardName("things@eu", Shard(shard)), Offset(last)) for shard, last in ends]
+        for to in places:
             passed_over += reset_source(Store(own), Store(source), redis_client, "totals", "eu", to=to)
         with pytest.raises(Unknown, match="totals has no checkpoint in things@eu/9"):
             reset_source(Store(own), Store(source), redis_client, "totals", "eu", to=Place(NOWHERE, Offset(1)))
@@ -489,6 +495,15 @@ def test_checkpoints_in_a_source_are_left_alone_by_commands_for_the_own_log(
         found = status(Store(own), redis_client, regions.pipeline)
 
     assert regions.rows(where) == before
+    there = regions.eu.rows(where)
+    with (
+        connect_postgres(regions.database_url, application="test") as own,
+        connect_postgres(regions.eu.url, application="test") as source,
+    ):
+        own.execute("UPDATE penstock.checkpoints SET waiting = 'by hand'")
+        reset_source(Store(own), Store(source), redis_client, "totals", "eu", to=places[0], apply=True)
+        assert own.execute("SELECT count(*) FROM penstock.checkpoints WHERE waiting IS NULL").fetchall() == [(1,)]
+    assert regions.eu.rows(where) == there, "what is passed over is kept until the checkpoint is reported"
     assert sum(each.passed_over for each in passed_over) == 5
     lags = {each.channel: sum(shard.lag for shard in each.shards) for each in found.consumers}
     assert lags == {"things@eu": 5, "things@us": 0}

@@ -161,9 +161,9 @@ def test_the_age_of_a_round_is_that_of_each_workers_last_one(pipeline: Pipeline)
 
 def test_classes_of_errors_are_bounded(pipeline: Pipeline) -> None:
     metrics = ProcessMetrics(pipeline)
-    for number in range(3 * MAX_ERRORS):
+    for number in (*range(3 * MAX_ERRORS), 0):
         pipeline.observers(HandlerEnded("reader", "things", 1, 0.1, f"Error{number}"))
 
     counted = {k[-1]: v for k, v in samples(metrics).items() if k[0] == "penstock_handler_duration_seconds_count"}
     assert len(counted) == MAX_ERRORS + 1
-    assert counted["_OTHER"] == 2 * MAX_ERRORS
+    assert (counted["_OTHER"], counted["Error0"]) == (2 * MAX_ERRORS, 2)
