@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import penstock.django
 from django_app.conftest import ACCOUNTS
 from django_app.test_checks import find_model
 from penstock import Pipeline
@@ -39,7 +40,8 @@ def test_a_setting_that_names_no_pipeline_of_django_is_an_error(
         DjangoPipeline(using="lite"),
         DjangoPipeline(using="nowhere"),
     )
-    assert get_pipeline() is pipeline
+    assert penstock.django.pipeline is get_pipeline() is pipeline
+    assert not hasattr(penstock.django, "pipelines")
     with override_settings(PENSTOCK=setting):
         with pytest.raises(DeclarationError, match=message):
             get_pipeline()

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from fixtures.application import Staged, StagedRecords
-from penstock import Ick, Log, Pipeline, Queue
+from penstock import Log, Pipeline, Queue
 from penstock.database.connections import Connection
 from penstock.schema.capture import install_triggers
 
@@ -211,39 +211,6 @@ def test_rows_may_take_over_each_others_keys(
     assert make_copy(staged()) == sorted(connection.execute("SELECT * FROM accounts").fetchall())
 
 
-ACTIONS: list[tuple[Sequence[Any], list[tuple[str, str, int]]]] = [
-    (("insert", "update", "delete"), [("delete", "a", 1), ("insert", "b", 2)]),
-    (("insert", "update"), [("insert", "b", 2)]),
-    (("update", "delete"), [("delete", "a", 1), ("update", "b", 2)]),
-    (("update",), [("update", "b", 2)]),
-    (("insert", "delete"), []),
-    (("insert",), []),
-    (("delete",), []),
-]
-
-
-@pytest.mark.parametrize(("on", "records"), ACTIONS)
-def test_an_update_of_the_key_is_a_delete_of_the_old_one_and_an_insert_of_the_new(
-    on: Sequence[Any],
-    records: list[tuple[str, str, int]],
-    connection: Connection,
-    database_url: str,
-    staged: StagedRecords,
-) -> None:
-    """Guarantee 42: each in its own shard, with its own image, as far as the rule stages these changes."""
-    accounts = Log("accounts", shards=8)
-    pipeline = Pipeline([accounts])
-    pipeline.stages(Account, to=accounts, on=on, key="code", data=["code", "balance"], capture="trigger")
-    create(connection)
-    connection.execute("INSERT INTO accounts VALUES (1, 'a', 1)")
-    install_triggers(database_url, pipeline)
-
-    connection.execute("UPDATE accounts SET code = 'b', balance = 2")
-
-    assert [(r.action, r.key, r.data["balance"]) for r in staged()] == records
-    assert [(r.shard, r.data["code"]) for r in staged()] == [(accounts.shard_for(r.key), r.key) for r in staged()]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "records"),
     [(5, 5, [("delete", "a"), ("insert", "b")]), (-5, 5, [("insert", "b")]), (5, -5, [("delete", "a")]), (-5, -5, [])],
@@ -322,23 +289,6 @@ def test_a_tenant_that_changes_gets_one_message(
     connection.execute("UPDATE accounts SET code = 'b', id = 2")
 
     assert [(r.action, r.key) for r in staged()] == [("update", "b")]
-
-
-def test_both_members_of_a_changed_key_are_marked(
-    connection: Connection, database_url: str, staged: StagedRecords
-) -> None:
-    """Guarantee 6."""
-    index = Ick("index")
-    pipeline = Pipeline([index])
-    pipeline.marks_dirty(Account, to=index, key="code", capture="trigger")
-    create(connection)
-    connection.execute("INSERT INTO accounts VALUES (1, 'a', 1)")
-    install_triggers(database_url, pipeline)
-
-    connection.execute("UPDATE accounts SET code = 'b'")
-    connection.execute("UPDATE accounts SET balance = 2")
-
-    assert [r.key for r in staged()] == ["a", "b", "b"]
 
 
 @pytest.mark.parametrize("column", [column.name for column in Change.__table__.columns if column.name != "id"])
