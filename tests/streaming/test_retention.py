@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from fixtures.constants import SetConstants
+from fixtures.crash_points import at_crash_points
 from fixtures.flow import ReadLog, retain_now, stage_rows
 from fixtures.intervals import refresh_now
 from penstock import Log, Pipeline
@@ -44,11 +45,20 @@ def test_nothing_is_removed_before_every_consumer_has_passed_it(
     worker: LogWorker, streamer: Streamer, connection: Connection, things: Log, logged: ReadLog
 ) -> None:
     """Guarantee 12: the slowest checkpoint decides; a declared consumer counts before its first run."""
+    query = "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('enable_seqscan')"
+    settings = set[tuple[object, ...]]()
+
+    def look(point: str) -> None:
+        if point == "retention.before_commit":
+            settings.update(streamer.opened().store.connection.execute(query.encode()).fetchall())
+
     for number in range(5):
         stage_rows(connection, things, 40, f"{number} ")
         streamer.drain()
-    retain_now(streamer)
+    with at_crash_points(look):
+        assert retain_now(streamer) == 0
 
+    assert settings == {("10s", "off")}, "nobody waits long for one that is suspended"
     assert staged_count(connection) == 200
     assert sum(map(len, logged(things).values())) == 200
 
