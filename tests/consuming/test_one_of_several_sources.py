@@ -440,6 +440,8 @@ def test_a_report_moves_no_checkpoint_back_or_past_a_new_epoch(
             assert link.report(redis_client, {position.shard: position}) == {}
             return regions.eu.rows(before)
 
+        assert report("reported_by = 'a third one'") == [(0,)]
+        regions.eu.rows("UPDATE penstock.checkpoints SET reported_by = 'another' RETURNING 1")
         assert report("epoch = epoch + 1") == [(0,)]
         assert report('"offset" = 10') == [(10,)]
         regions.eu.rows('UPDATE penstock.checkpoints SET "offset" = 0 RETURNING 1')
