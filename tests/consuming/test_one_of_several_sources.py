@@ -116,6 +116,24 @@ def test_a_source_keeps_what_a_consumer_elsewhere_has_not_reported(regions: Regi
     assert regions.eu.rows(reported) == [(20, 2)]
 
 
+def test_a_consumer_reports_to_each_source_every_second(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, reported, report = Clock(), list[tuple[float, str]](), SourceLink.report
+
+    def note(link: SourceLink, *arguments: Any) -> dict[ShardName, str]:
+        reported.append((clock.now, link.source))
+        return report(link, *arguments)
+
+    monkeypatch.setattr("penstock.consuming.several.source_journal.monotonic", clock)
+    monkeypatch.setattr(SourceLink, "report", note)
+    for source in (regions.eu, regions.us):
+        source.stream()
+    with regions.worker() as worker:
+        for clock.now in (1000.0, 1000.9, 1001.0, 1001.9, 1002.5):
+            worker.round()
+
+    assert reported == [(at, source) for at in (1000.0, 1001.0, 1002.5) for source in ("eu", "us")]
+
+
 def test_records_in_redis_are_applied_while_their_source_is_away(regions: Regions, redis_client: redis.Redis) -> None:
     """If they are of the epoch that was accepted: of no other one, and of none."""
     shards = regions.eu.channel.shard_names
