@@ -469,7 +469,7 @@ def test_a_report_moves_no_checkpoint_back_or_past_a_new_epoch(
 def test_a_consumer_is_registered_no_further_than_the_journal_of_a_source(
     regions: Regions, redis_client: redis.Redis
 ) -> None:
-    """Of a restored source, retention would remove what it has not got yet.  A consumer that was retired there is told once."""
+    """Of a restored source, retention would remove what it has not got yet.  That a consumer was retired there is logged once."""
     regions.eu.stage(20, "k")
     regions.eu.stream()
     with closing(make_link(regions.eu)) as link, capture_logs() as logs:

@@ -127,3 +127,5 @@ def test_a_new_budget_holds_at_once_and_a_smaller_one_is_kept_by_retention_until
     redis_client.delete(stream)
     assert [keep(10_000), keep(10_000), keep(10_002), keep(10_001), keep(10_000), keep(9_999)] == [1, 0, 0, 2, 0, 2]
     assert len(failed) == 1
+    redis_client.set(stream, "of another type")
+    assert keep(9_000) > keep(None) == 0, "nobody keeps a budget that has gone"

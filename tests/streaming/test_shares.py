@@ -373,6 +373,11 @@ def test_a_stopped_shard_that_another_streamer_has_noted_stays_noted(
     second.refresh()
     assert stopped_shards(connection, redis_client) == ["things/1"]
 
+    connection.execute("DELETE FROM penstock.stopped_shards")  # as by a restore
+    second.upkeep.reopen()
+    second.upkeep.note_faults(Store(connection), second.opened().publisher, sequences=False)
+    assert stopped_shards(connection, redis_client) == ["things/1"]
+
     first.opened().publisher.unusable.check_now()
     first.upkeep.reopen()
     first.upkeep.note_faults(Store(connection), first.opened().publisher, sequences=True)
