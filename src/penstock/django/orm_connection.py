@@ -66,7 +66,7 @@ class SharedConnection(HandlerConnection):
         self.cursor_factory = parameters["cursor_factory"]
         self.longest_silence_s = worker.handler_silence_s
         self._own_adapters = AdaptersMap(parameters["context"].adapters)
-        self._begin, self._is_begun = begin, False
+        self._begin = begin
         self._timezone = wrapper.timezone_name
         self._found_timezone = self.info.parameter_status("TimeZone")
         self.aborted_by: Error | None = None
@@ -78,10 +78,8 @@ class SharedConnection(HandlerConnection):
 
     @override
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        if not self._is_begun:
-            self._is_begun = True
-            if self.pgconn.transaction_status == TransactionStatus.IDLE:
-                self._begin()
+        if self.pgconn.transaction_status == TransactionStatus.IDLE:
+            self._begin()
         self._set_timezone()
         try:
             returned = super().wait(gen, *args, **options)
