@@ -340,3 +340,6 @@ def test_a_consumer_that_was_never_registered_or_is_halted_is_named(
     accounts.execute("UPDATE penstock.checkpoints SET halted = 'poison' WHERE shard = 1")
     with pytest.raises(Halted, match="things/1"):
         pin()
+    accounts.execute("DELETE FROM penstock.checkpoints WHERE shard = 0")
+    with pytest.raises(Halted, match="things/1"):
+        pin()

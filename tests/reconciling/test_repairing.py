@@ -238,6 +238,20 @@ def test_a_whole_state_takes_the_place_of_what_its_cut_includes(repair: Repair, 
     assert connection.execute(moved).fetchall() == [(0, 0, None), (3, 2, None), (9, 0, None)]
 
 
+def test_checkpoints_are_replaced_without_the_roles_search_path(repair: Repair, connection: Connection) -> None:
+    """Guarantee 31: between the statements that find the state's table, its operators and its triggers by it."""
+    connection.execute("CREATE TABLE public.paths (path text)")
+    connection.execute(
+        "CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO public.paths VALUES (current_setting('search_path')); RETURN NULL; END $$"
+    )
+    connection.execute("CREATE TRIGGER note AFTER UPDATE ON penstock.checkpoints EXECUTE FUNCTION public.note()")
+
+    repair(intent="replace")
+
+    assert connection.execute("SELECT path FROM public.paths").fetchall() == [("pg_catalog, pg_temp",)]
+
+
 def test_a_new_consumer_begins_at_the_cut_of_its_state(repair: Repair, connection: Connection) -> None:
     connection.execute("DELETE FROM penstock.checkpoints")
 
