@@ -69,7 +69,7 @@ class Lane:
                 outcome.result = "caught" if test is not None else "undecided"
             self.outcomes.append(outcome)
             show(f"{outcome.result}: {mutant.path}:{mutant.line} {mutant.change} {outcome.details}")
-            if failed_after == SPOILED:
+            if failed_after >= SPOILED:
                 break
         session._setupstate.teardown_exact(None)
         return True

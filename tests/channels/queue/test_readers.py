@@ -277,4 +277,14 @@ def test_the_leases_of_each_reader_are_counted_in_all_shards(
         assert (counts.total(), are_all) == (6, False)
     set_constants("channels.queue.inspection", MAX_LEASES=60)
     redis_client.set("penstock:{jobs/1}:q-leases", "somebody's")
-    assert inspection.count_leases(redis_client, "penstock", names) == ({}, False)
+    for order in (names, names[::-1]):
+        assert inspection.count_leases(redis_client, "penstock", order) == ({}, False)
+
+
+def test_a_reader_of_several_shards_waits_until_it_is_woken(redis_client: redis.Redis) -> None:
+    """It polls those of a Cluster alone, which no command waits for together."""
+    redis_client.config_resetstat()
+    with FairQueue(redis_client, "jobs", shards=2).reader() as reader:
+        assert reader.read(block_s=0.01) == []
+
+    assert redis_client.info("commandstats")["cmdstat_blpop"]["calls"] >= 1
