@@ -285,7 +285,7 @@ def read_job(store: Store, client: RedisClient | None, channel: str, id_: int) -
     return ReportedJob(job, Record(channel, job.shard.shard, BEGINNING, *facts), *reported)
 
 
-def find_group_of(store: Store, channel: str, id_: int) -> str | None:
+def find_group_name(store: Store, channel: str, id_: int) -> str | None:
     """Returns the name of the group that a job was staged in; None without a group."""
     values = {"channel": channel, "id": id_}
     names = store.rows("group_of", values, doing="reading the group of a job")
