@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from fixtures.flow import running
 from fixtures.jobs import ADD_EFFECT, JOBS, Bench
 from fixtures.proxy import Harm, Proxy, behind
-from penstock import Cancel, DeadLetter, Job, Pipeline
+from penstock import Cancel, DeadLetter, Job, Pipeline, parallel
 from penstock.consuming import Consumed, WorkerSetup
 from penstock.consuming.queue.queue_worker import QueueWorker
 from penstock.testing import eventually
@@ -75,7 +75,12 @@ def test_a_server_that_is_away_for_a_moment_costs_no_job_an_attempt(
 
 
 def test_a_worker_without_jobs_rests_while_redis_is_away(
-    working: Pipeline, bench: Bench, database_url: str, redis_url: str, redis_proxy: Proxy
+    working: Pipeline,
+    bench: Bench,
+    database_url: str,
+    redis_url: str,
+    redis_proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its loop once went round eighty thousand times a second."""
     declare(working)
@@ -87,6 +92,13 @@ def test_a_worker_without_jobs_rests_while_redis_is_away(
         while redis_proxy.accepted < asked:
             worker.round()
             rounds += 1
+        rests = [1e6] * 9
+        monkeypatch.setattr(parallel, "backoff_s", lambda *_: rests.pop())
+        while len(rests) == 9:
+            worker.round()
+        for _ in range(3):
+            worker.round()
+        assert len(rests) == 8, "it reads nothing meanwhile"
     assert rounds < 100
     assert bench.unfinished == []
 

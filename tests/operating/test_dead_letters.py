@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -17,7 +18,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
 from penstock.declaring.outcomes import HandlerOutcome
-from penstock.errors import BrokenTransaction, Unknown
+from penstock.errors import BrokenTransaction, ServerUnavailable, Unknown
 from penstock.operating.channels import reshard
 from penstock.operating.letters import LetterFilter, at, drop, newest, of_consumer, read_record, request_retries, retry
 from penstock.operating.pausing import pause, resume
@@ -146,6 +147,7 @@ def test_a_record_that_fails_again_stays_with_the_others_of_its_key(desk: Desk) 
     done = desk.retry()
 
     assert [each.outcome for each in done] == ["failed", "kept", "kept"]
+    assert {each.reason for each in done[1:]} == {"an earlier record of its key has failed"}
     assert next((letter.attempts, letter.reason) for letter in desk.letters()) == (2, "ValueError: no a")
     assert desk.effects() == ["b1"]
 
@@ -235,14 +237,26 @@ def test_a_letter_that_another_process_has_retried_is_not_applied_twice(desk: De
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
 
 
+def meets_a_lock() -> None:
+    raise psycopg.errors.LockNotAvailable
+
+
 @pytest.mark.parametrize(
-    "fault", [{"ends_transaction": True}, {"returned": map(str, ())}], ids=lambda fault: next(iter(fault))
+    ("fault", "error", "says"),
+    [
+        ({"ends_transaction": True}, BrokenTransaction, "would be doubled by another retry"),
+        ({"returned": map(str, ())}, BrokenTransaction, "the handler returned a map"),
+        ({"meanwhile": meets_a_lock}, ServerUnavailable, "retrying things/0 offset 1"),
+    ],
+    ids=["commit", "map", "lock"],
 )
-def test_a_handler_that_breaks_a_rule_ends_the_retry(desk: Desk, fault: dict[str, Any]) -> None:
+def test_what_is_not_the_records_fault_ends_the_retry(
+    desk: Desk, fault: dict[str, Any], error: type[Exception], says: str
+) -> None:
     desk.refused, letters = set(), desk.letters()
     vars(desk).update(fault)
 
-    with pytest.raises(BrokenTransaction):
+    with pytest.raises(error, match=says):
         desk.retry([at(letters, parse_place("things/0 offset 1"))])
 
     assert desk.letters() == letters

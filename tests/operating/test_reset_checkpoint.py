@@ -89,6 +89,8 @@ def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWor
         reset_checkpoint(Store(connection), "raeder", "latest", apply=True)
     with pytest.raises(Unknown, match="reads things, not other"):
         reset_checkpoint(Store(connection), "reader", parse_place("other/0 offset 1"), apply=True)
+    with pytest.raises(Unknown, match="no checkpoint in shard 9; it has shards 0 to"):
+        reset_checkpoint(Store(connection), "reader", "latest", shard=9, apply=True)
 
 
 def test_a_halted_shard_resumes_behind_the_failing_record(

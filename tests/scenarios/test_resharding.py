@@ -262,9 +262,9 @@ def test_only_logs_are_resharded_and_only_to_numbers_that_a_channel_can_have(
         reshard(Store(connection), "things", 0)
     assert not reshard(Store(connection), "things", 4, apply=True).applied
     assert not registered_channels(Store(connection))["things"].generations
-    for shards in (6, 4):  # that of the first generation, too
+    for shards in (6, 4, 1):  # that of the first generation, too
         assert reshard(Store(connection), "things", shards, apply=True).applied
-    assert registered_channels(Store(connection))["things"].generations == [6, 4]
+    assert registered_channels(Store(connection))["things"].generations == [6, 4, 1]
     connection.execute(
         'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, reported_by) '
         "VALUES ('r', 'things', 0, 0, 1, 'db')"
