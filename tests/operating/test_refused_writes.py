@@ -141,6 +141,7 @@ def test_a_right_that_the_streamer_lacks_is_named(
     found = why()
 
     assert found.cause == "stopped shard"
+    assert re.search(r"things/\d offset 1 \(record 1\): ", found.text)
     # In the words of Redis 7 and later, and of Redis 6.
     assert re.search(r"no permissions to run the 'xadd' command|can't run this command", found.text)
     assert "penstock init --roles --acl" in found.text
