@@ -19,7 +19,7 @@ from penstock.database.registry import register_channel
 from penstock.database.statements import statements
 from penstock.database.store import Store
 from penstock.declaring.unique import KeyLimits, TenantLimits
-from penstock.operating.jobs.browsing import JobFilter, find_jobs, list_jobs
+from penstock.operating.jobs.browsing import JobFilter, find_jobs, list_jobs, parse_filter
 from penstock.operating.jobs.changes import Cancellation, cancel_jobs, count_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import list_limits
 from penstock.operating.pausing import list_actions
@@ -167,6 +167,7 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
     for after, most in ((0, 1), (1, 2), (15, 3), (16, 0)):
         listed = list_jobs(Store(connection), redis_client, "jobs", JobFilter(), after_id=after, limit=most)
         assert [job.id for job in listed] == every[after : after + most]
+    assert list_jobs(Store(connection), redis_client, "jobs", parse_filter({"before": "1h"})) == []
 
 
 BEFORE = datetime(2026, 11, 30, tzinfo=UTC)
