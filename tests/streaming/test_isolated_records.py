@@ -99,17 +99,17 @@ def test_a_corrected_row_is_sequenced_and_no_longer_isolated(
     streamer: Streamer, connection: Connection, redis_client: redis.Redis, things: Log, logged: ReadLog
 ) -> None:
     """As doctor advises."""
-    for columns in ({"created_at": "'infinity'"}, {"xid": "'1'"}, {"xid": f"'{LAST_XID}'"}):
+    for columns in ({"created_at": "'infinity'"}, {"xid": "'1'"}, {"xid": f"'{LAST_XID}'"}, {"xid": "'1'"}):
         insert(connection, **columns)
-    streamer.drain()
-    refresh(streamer)
+        streamer.drain()
+        refresh(streamer)
     fixes = [r.fix for r in diagnose(Store(connection), redis_client) if r.check == "isolated records"]
-    assert len(fixes) == 3
+    assert len(fixes) == 4
     for fix in fixes:
         connection.execute(fix.removeprefix("correct it: ").split(";")[0].encode())
 
-    assert streamer.drain() == 3
-    assert len(logged(things)[things.shard_names[0]]) == 3
+    assert streamer.drain() == 4
+    assert len(logged(things)[things.shard_names[0]]) == 4
     assert status(Store(connection), redis_client).faults.isolated.count == 0
     assert missed_records(Store(connection)) == []
 
