@@ -189,15 +189,15 @@ def test_the_latency_of_a_job_begins_at_its_staging_or_when_it_is_due(
     takes_session: bool,
     together: int,
 ) -> None:
-    def do_alone(_: Any) -> None:
-        done.append(monotonic())
+    def do_alone(_: Any) -> None: ...
 
-    def do(session: Session, job: Any) -> None:
+    def do(session: Session, _: Any) -> None:
         session.execute(text("SELECT 1"))
-        do_alone(job)
 
     set_constants("consuming.queue.prefetch", TRANSACTION_S=1e6)
-    events, done = list[Event](), list[float]()
+    ago = "ALTER created_at SET DEFAULT clock_timestamp() - interval '100 s'"
+    bench.connection.execute(f"ALTER TABLE penstock.staged_records {ago}".encode())
+    events = list[Event]()
     working.observe(events.append)
     declare = working.worker(reads=JOBS, name="receipts", concurrency=1, together=together)
     declare(do if takes_session else do_alone)
@@ -207,16 +207,16 @@ def test_the_latency_of_a_job_begins_at_its_staging_or_when_it_is_due(
         events.clear()
         begun_at = monotonic()
         bench.stage(10)
-        staged_at = monotonic()
         worker.drain()
         drained_s = monotonic() - begun_at
-        in_order = [us for delivery in only(events, Delivery) for us in delivery.latencies_us]
+        latencies_s = [us / 1e6 for delivery in only(events, Delivery) for us in delivery.latencies_us]
         events.clear()
         bench.stage(headers={"due": 1, "penstock": {"delay_ms": 3_600_000}})  # given out early
         worker.drain()
 
-    shortest = [done_at - staged_at for done_at in done[1:11]]
-    assert all(drained_s + 0.01 > us / 1e6 > s - 0.01 for us, s in zip(in_order, shortest, strict=True))
+    assert len(latencies_s) == 10
+    # The clocks of Postgres and of the process are read one after the other: a machine may pause in between.
+    assert all(95 < latency_s < 105 + drained_s for latency_s in latencies_s)
     assert [delivery.latencies_us for delivery in only(events, Delivery)] == [[0]]
 
 
