@@ -114,6 +114,21 @@ def test_a_corrected_row_is_sequenced_and_no_longer_isolated(
     assert missed_records(Store(connection)) == []
 
 
+def test_a_row_whose_xid_has_come_is_sequenced_and_no_longer_isolated(
+    streamer: Streamer, connection: Connection, redis_client: redis.Redis
+) -> None:
+    [(current,)] = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
+    insert(connection, xid=f"'{current + 200}'")
+    refresh(streamer)
+    assert status(Store(connection), redis_client).faults.isolated.count == 1
+    newest = current
+    while newest <= current + 200:
+        [(newest,)] = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
+
+    assert streamer.drain() == 1
+    assert status(Store(connection), redis_client).faults.isolated.count == 0
+
+
 def test_a_row_with_the_xid_of_a_running_transaction_is_sequenced_once(
     streamer: Streamer, publish: Publish, connection: Connection, database_url: str, things: Log, logged: ReadLog
 ) -> None:
