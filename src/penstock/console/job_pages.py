@@ -178,7 +178,7 @@ def _read_job(reading: Reading, visitor: Visitor, request: Request) -> PageConte
         jobs, values["redis"] = read_without_redis(
             client, lambda redis: list_jobs(store, redis, queue, JobFilter((id_,)))
         )
-        values["group"] = visitor.may("keys") and find_group_name(store, queue, id_)
+        values["group"] = jobs and visitor.may("keys") and find_group_name(store, queue, id_)
         stories: list[Any] = []
         with suppress(Unknown):
             stories += [s for s in trace(store, client, RecordId(id_)) if s.channel == queue]

@@ -157,22 +157,17 @@ class Finisher:
         return others
 
     def _finish(self, part: Sequence[HandledJob]) -> None:
-        jobs = [handled.job for handled in part if handled.job is not None]
-        results = {
-            handled.job.id: handled.result
-            for handled in part
-            if handled.job is not None and handled.result is not None
-        }
+        jobs = [(handled, job) for handled in part if (job := handled.job) is not None]
+        results = {job.id: handled.result for handled, job in jobs if handled.result is not None}
         transaction = self._deliverer.transaction
-        new = transaction.finish_all(jobs, results)
+        new = transaction.finish_all([job for _, job in jobs], results)
         self._parts.states.refusals.count_applied(len(new))
         for shard in {_shard(handled) for handled in part}:
             self._parts.states.waiting.pop(shard, None)
         self._outbox.put_all(
             [
                 finished(handled, transaction.latency_us(job) if job.id in new else None)
-                for handled in part
-                if (job := handled.job) is not None
+                for handled, job in jobs
             ]
         )
 
