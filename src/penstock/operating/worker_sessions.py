@@ -5,7 +5,6 @@ none of them.  Postgres knows who holds the lock; the queries are not shown, bec
 payloads.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Literal
 
 from penstock.channels.commands import RedisClient
 from penstock.channels.queue.inspection import count_leases
+from penstock.channels.queue.stats import READER
 from penstock.database.connections import APPLICATION_BYTES
 from penstock.database.store import Store
 from penstock.display import format_seconds
@@ -198,12 +198,6 @@ class ListedProcess(_NamedProcess):
         return is_same and self.consumer == consumer
 
 
-_HOLDER = re.compile(
-    r"(?P<consumer>[^@]+)(@(?P<process>[^/]+)(/(?P<slots>[0-9]{1,6}))?)?-[0-9a-f]{12}"
-)
-"""Pattern of the name of a queue's reader, with the number of its slots: see ``QueueWorker``."""
-
-
 def list_processes(
     sessions: Iterable[ProcessSession], leases: Mapping[str, int]
 ) -> list[ListedProcess]:
@@ -216,7 +210,7 @@ def list_processes(
         grouped[session.application, session.release, session.process, session.host].append(session)
     processes = [_sum_sessions(group) for group in grouped.values()]
     for holder, jobs in leases.items():
-        if (match := _HOLDER.fullmatch(holder)) is None:
+        if (match := READER.fullmatch(holder)) is None:
             continue
         consumer, process = match["consumer"], match["process"]
         same = [i for i, listed in enumerate(processes) if listed.is_holder(consumer, process)]

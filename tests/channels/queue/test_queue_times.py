@@ -618,5 +618,11 @@ def test_a_lease_that_has_ended_is_explained_as_one(probe: Probe, passed_s: floa
     probe.pass_time(passed_s)
 
     assert probe.explain(leased.id).text == text.format(token=leased.token)
-    facts = {"state": "leased", "attempts": "1", "holder": "mails@web-1:7/4-0123456789ab/0/12", "lease": "7000"}
-    assert explanation("1", facts).text == "is leased for another 7 s by mails@web-1:7, attempt 1"
+
+
+@pytest.mark.parametrize("name", ["mails@web-1:7/4", "mails@web-1:7", "mails", "batch/7"])
+def test_the_reader_of_a_lease_is_named_without_its_slots_and_what_makes_it_unique(name: str) -> None:
+    holder = f"{name}-0123456789ab/0/12"
+    facts = {"state": "leased", "attempts": "1", "holder": holder, "lease": "7000"}
+    shown = name.removesuffix("/4")
+    assert explanation("1", facts).text == f"is leased for another 7 s by {shown}, attempt 1"

@@ -91,8 +91,11 @@ class Explanation:
 
 _TIMES = ("age", "lease", "due", "blocked_for")
 
-_TOKEN_END = re.compile(r"((/[0-9]+)?-[0-9a-f]{12})?/[0-9]+/[0-9]+$")
-"""What follows a reader's name in the token of a lease: its slots, and what makes it unique."""
+READER = re.compile(
+    r"(?P<consumer>[^@]+)(@(?P<process>[^/]+)(/(?P<slots>[0-9]{1,6}))?)?-[0-9a-f]{12}"
+)
+"""Name of a reader: see ``worker_name``, and ``QueueWorker`` for its process and slots.  The token
+of a lease has two numbers more, each behind a slash."""
 
 
 def explanation(id_: str, reply: Mapping[str, str]) -> Explanation:
@@ -104,8 +107,16 @@ def explanation(id_: str, reply: Mapping[str, str]) -> Explanation:
     return Explanation(id_, facts["state"], facts, _sentence(facts))
 
 
+def _parse_holder(token: str) -> str:
+    """Returns the reader that has a lease: the consumer, and its process if the name has it."""
+    match = READER.fullmatch(token.rsplit("/", 2)[0])
+    if match is None:
+        return token
+    return "@".join(part for part in match.group("consumer", "process") if part)
+
+
 def _sentence(facts: Mapping[str, str]) -> str:
-    holder = _TOKEN_END.sub("", facts.get("holder", ""))
+    holder = _parse_holder(facts.get("holder", ""))
     match facts["state"]:
         case "waiting":
             return f"waits: {_reason(facts)}"
