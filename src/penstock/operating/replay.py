@@ -271,18 +271,16 @@ class _ReplayRun:
             target=begun.target,
             records=begun.records,
         )
-        staged = begun.staged
         for shard in begun.shards:
             progress = shard.done
             while progress < shard.last:
                 progress, copies = self._stage_batch(begun, shard)
-                staged += copies
                 on_batch(copies)
         names = {"replay": begun.replay, "consumer": _name(begun.replay), "channel": begun.channel}
         self._store.execute("end_replay", names, doing="ending a replay")
-        log.warning("replay ended", replay=begun.replay, target=begun.target, staged=staged)
         result = self.find()
         assert result is not None
+        log.warning("replay ended", replay=begun.replay, target=begun.target, staged=result.staged)
         return result
 
     def _stage_batch(self, begun: Replay, shard: ReplayedShard) -> tuple[int, int]:
