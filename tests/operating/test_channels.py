@@ -266,6 +266,8 @@ def test_users_of_a_retired_channel_are_refused_and_the_streamer_goes_on(
     with pytest.raises(ChannelRetired):
         worker.open()
     worker.close()
+    with pytest.raises(Unknown, match="'kept' was not retired"):
+        adopt_channel(Store(site.connection), site.client, "kept")
     stage_rows(site.connection, kept, 5, "more")
     with Streamer(pipeline, site.database_url, site.redis_url) as streamer:
         streamer.drain()

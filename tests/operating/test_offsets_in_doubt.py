@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from fixtures.clients import connect_redis
 from fixtures.restored import Restored, Scene, reset, stage, stream
 from fixtures.topologies import Cluster
-from penstock import Log, Pipeline
+from penstock import Ick, Log, Pipeline
 from penstock.channels.log.stream_entries import parse_entries
 from penstock.channels.log.streams import evict, extents, read
 from penstock.channels.routing import log_keys
@@ -133,6 +134,18 @@ def test_doubt_is_told_of_a_log_whose_older_records_were_evicted(
         str(shard): (kept[shard] + 1, lost[shard], 0) for shard in scene.things.shard_names
     }
     assert [each.kept_as is not None for each in plan.in_doubt] == [left, left]
+
+
+def test_the_position_of_an_ick_is_in_doubt_and_not_kept(
+    database_url: str, copy_database: Restored, redis_client: Redis, redis_url: str
+) -> None:
+    index = Ick("index", shards=1)
+    scene = Scene(Pipeline([index]), index, redis_client, redis_url)  # type: ignore[arg-type]  # of any kind
+    scene.publish(database_url, 2, "kept")
+    restored = copy_database()
+    scene.publish(database_url, 3, "lost")
+
+    assert [(each.first, each.last, each.kept_as) for each in scene.reset(restored).in_doubt] == [(3, 5, None)]
 
 
 def test_nothing_is_in_doubt_of_a_log_that_agrees(database_url: str, scene: Scene) -> None:

@@ -228,6 +228,7 @@ def test_streaming_does_not_wait_while_records_are_counted(
         ({"key": "k1"}, range(1, 40, 4)),
         ({"shard": 1}, range(1, 40, 2)),
         ({"start": Offset(19)}, range(36, 40)),
+        ({"start": Offset(19), "key": "k0"}, [36]),
         ({"end": Offset(2)}, range(4)),
         ({"start": Place(ShardName("things", Shard(0)), Offset(20))}, [38]),
         ({"start": timedelta(minutes=30)}, range(30, 40)),

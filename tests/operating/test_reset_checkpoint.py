@@ -67,9 +67,10 @@ def test_after_a_reset_to_earliest_everything_is_applied_again(
 def test_one_shard_can_be_reset_to_an_offset(connection: Connection, reader: LogWorker, applied: list[Record]) -> None:
     applied.clear()
 
-    reset_checkpoint(Store(connection), "reader", Offset(3), shard=1, apply=True)
+    [move] = reset_checkpoint(Store(connection), "reader", Offset(3), shard=1, apply=True)
     reader.drain()
 
+    assert (move.after, move.removed) == (3, 0)
     assert {r.shard for r in applied} == {1}
     assert next(r.offset for r in applied) == 4
 
