@@ -161,9 +161,7 @@ class Finisher:
         results = {job.id: handled.result for handled, job in jobs if handled.result is not None}
         transaction = self._deliverer.transaction
         new = transaction.finish_all([job for _, job in jobs], results)
-        self._parts.states.refusals.count_applied(len(new))
-        for shard in {_shard(handled) for handled in part}:
-            self._parts.states.waiting.pop(shard, None)
+        self._parts.states.note_applied(len(new), map(_shard, part))
         self._outbox.put_all(
             [
                 finished(handled, transaction.latency_us(job) if job.id in new else None)

@@ -9,7 +9,7 @@ and each of the others is attempted alone, which decides about it.  So a failure
 for none of them.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -124,6 +124,12 @@ class RetryStates:
         self.halted: set[int] = set()
         # shards whose last attempt met a server that could not do it, and what it was
         self.waiting: dict[ShardName, NotApplied] = {}
+
+    def note_applied(self, count: int, shards: Iterable[ShardName]) -> None:
+        """Counts applied jobs; their shards wait for no server any more."""
+        self.refusals.count_applied(count)
+        for shard in shards:
+            self.waiting.pop(shard, None)
 
     def take(self, lease: Lease) -> RetryState:
         """Returns the state of a job; attempts are counted by the queue."""
@@ -250,9 +256,7 @@ class JobDeliverer:
             raise
         if not is_committed:
             return self._divide(part)
-        self._states.refusals.count_applied(len(part))
-        for job in jobs.values():
-            self._states.waiting.pop(_shard(job), None)
+        self._states.note_applied(len(part), map(_shard, jobs.values()))
         took_s = (monotonic() - begun_at) / len(part)
         latency_us = self.transaction.latency_us
         yield [applied(lease, latency_us(job), took_s) for lease, job in jobs.items()]
@@ -428,8 +432,7 @@ class JobDeliverer:
     ) -> Ended:
         match outcome:
             case Ending.APPLIED:
-                self._states.refusals.count_applied(1)
-                self._states.waiting.pop(_shard(job), None)
+                self._states.note_applied(1, [_shard(job)])
                 counts = Counts(applied=1, latencies_us=[self.transaction.latency_us(job)])
                 return ended(lease, counts, "done")
             case Ending.REPEATED:
