@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from time import sleep
+from time import monotonic, sleep
 
 import psycopg
 import pytest
@@ -270,7 +270,9 @@ def test_a_gap_in_one_shard_does_not_hold_up_another(reader: Reader, redis_clien
     assert reader.effects() == list(range(1, 15))
 
 
-def test_a_shard_that_was_halted_in_the_meantime_is_skipped(reader: Reader) -> None:
+def test_a_shard_that_was_halted_in_the_meantime_is_skipped(reader: Reader, set_constants: SetConstants) -> None:
+    """A worker whose shards are all halted waits."""
+    set_constants("consuming.worker", HALTED_PAUSE_S=600.0)
     worker = take_for_fast(reader.worker(apply))
     reader.stage(20, 20)
     halted, free = reader.channel.shard_names
@@ -279,6 +281,12 @@ def test_a_shard_that_was_halted_in_the_meantime_is_skipped(reader: Reader) -> N
 
     assert list(consumed.positions) == [free]
     assert consumed.halted == {halted: "by hand"}
+    reader.connection.execute("UPDATE penstock.checkpoints SET halted = 'by hand'")
+    reader.stage(20, 20)
+    assert [*worker.round(0).halted] == [free]
+    began = monotonic()
+    worker.round(50)
+    assert monotonic() - began >= 0.05
 
 
 def test_a_halted_shard_is_logged_when_it_halts_and_not_at_each_look(

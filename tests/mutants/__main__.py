@@ -52,7 +52,7 @@ AREAS = {
         "operating/reset operating/replay operating/channels",
         "operating/test_re* operating/test_ch* operating/test_new* operating/test_off* operating/test_same* scenarios/test_resh*",
     ),
-    "consuming": ("consuming", "consuming unit faults observing/test_events*"),
+    "consuming": ("consuming", "consuming unit faults observing/test_events* jobs/test_[rtw]* django_app/test_orm*"),
     "staging": (
         "staging schema/capture",
         "staging unit jobs/test_cancel* jobs/test_n* jobs/test_g* jobs/test_results* statements/test_uses*",
