@@ -2,7 +2,7 @@
 -- includes: log/group/_history, log/group/_pending
 -- keys: stream, newest_epoch, ends, cursor, state, due, pending
 -- args: count:int, start, known:int, retry:int, expire:int, max_pending:int, skips:int, max_bytes:int, codecs
--- returns: {"taken", next, tail, wait, full, dropped, missed, {id, fields, first, last, deliveries}, …}
+-- returns: {"taken", next, tail, wait, dropped, missed, {id, fields, first, last, deliveries}, …}
 --   | {"evicted", first, last} | {"behind", tail, offset} | {"differs", offset} | {"rewound", from, to, epoch}
 --   | {"codec", id, fields} | {"lost"} | {"broken", found}
 --
@@ -108,4 +108,4 @@ add_to("dropped", count_ranges(dropped))
 add_to("missed", count_ranges(missed))
 local next_due = retry > 0 and tonumber(redis.call("ZRANGE", due, 0, 0, "WITHSCORES")[2])
 local wait = next_due and math.max(0, next_due - now) or -1
-return {"taken", next_offset, tail, wait, room <= 0 and 1 or 0, dropped, missed, unpack(items)}
+return {"taken", next_offset, tail, wait, dropped, missed, unpack(items)}

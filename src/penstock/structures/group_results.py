@@ -134,13 +134,12 @@ def parse_read(reply: Any, shard: ShardName, group: str) -> ShardRead:
     """
     if reply[0] != b"taken":
         raise _make_error(reply, shard, group)
-    _, next_offset, tail, wait, is_full, dropped, missed, *items = reply
+    _, next_offset, tail, wait, dropped, missed, *items = reply
     records, deliveries, error = _parse_items(items, shard)
     if error is not None and not records:
         raise error
     records_taken = Taken(records, deliveries, _ranges(shard, missed), _ranges(shard, dropped))
-    is_at_end = tail >= 0 and not is_full
-    empty_after = Offset(max(int(tail), int(next_offset) - 1)) if is_at_end else None
+    empty_after = Offset(max(int(tail), int(next_offset) - 1)) if tail >= 0 else None
     size = sum(len(value) for item in items for value in item[1])
     return ShardRead(records_taken, empty_after, _seconds(int(wait)), error, size)
 
