@@ -94,7 +94,7 @@ def _read_together(
 def _parse_alone(entry: Entry) -> Iterator[pa.RecordBatch]:
     """Yields the records of an entry; of a large one, a few at a time."""
     values: list[list[Any]] = [[*entry.offsets], *entry.columns.values()]
-    a_batch = max(1, BYTES_TOGETHER * len(entry) // max(1, entry.columns.unfolded_size))
+    a_batch = max(1, BYTES_TOGETHER * len(entry) // entry.columns.unfolded_size)
     for first in range(0, len(entry), a_batch):
         yield _from_values(entry.shard, *(column[first : first + a_batch] for column in values))
 

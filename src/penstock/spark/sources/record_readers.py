@@ -195,7 +195,6 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         The ranges are fixed here, so that every attempt of a task reads the same records.
         """
         available = self._seen or self._store.available()
-        self._seen = None
         last = self._read_on(from_offset(end), available)
         # Where the first micro-batch began when it was planned: the log has moved on if it is
         # repeated.
