@@ -45,13 +45,14 @@ def offsets(follower: Follower, shard: ShardName, after: int) -> list[int]:
     return [record.offset for record in follower.wait({shard: Offset(after)}, None)[shard]]
 
 
-def test_what_was_requested_ahead_is_not_asked_for_again(
+def test_what_was_requested_ahead_or_is_left_over_is_not_asked_for_again(
     follower: Follower, shard: ShardName, redis_client: redis.Redis
 ) -> None:
     redis_client.config_resetstat()
-    follower.request_ahead({shard: Offset(10)})
+    for after in (0, 10):
+        follower.request_ahead({shard: Offset(after)})
 
-    assert offsets(follower, shard, 10) == list(range(11, 21))
+        assert offsets(follower, shard, after) == list(range(after + 1, after + 11))
     calls: Any = redis_client.info("commandstats")
     assert calls["cmdstat_xread"]["calls"] == 1
 

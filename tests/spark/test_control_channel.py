@@ -97,6 +97,7 @@ def test_the_query_is_given_the_plan_of_the_next_epoch() -> None:
     assert request_plan(server.address) == PLAN
     assert not server.was_reached
     server.close()
+    assert not accepts(server)
 
 
 def test_a_connected_task_makes_room_for_no_other_connection() -> None:

@@ -22,6 +22,7 @@ from penstock.database.connections import Connection, connect_postgres
 from penstock.errors import DeclarationError, HiddenRows, ReadOnlyPostgres, ServerUnavailable
 from penstock.reconciling.cut import cut
 from penstock.records import DEFAULT_SCOPE, Record
+from penstock.spark.sources.task_process import arrow
 from penstock.streaming import Streamer
 from penstock.testing import eventually
 
@@ -63,8 +64,11 @@ def test_a_policy_that_hides_rows_from_a_worker_is_an_error(
     connection.execute(f"ALTER TABLE penstock.{table} ENABLE ROW LEVEL SECURITY".encode())
     stage_rows(connection, things, 10)
 
-    with pytest.raises(HiddenRows, match=f'"{table}".*BYPASSRLS'):
+    refused = f'"{table}".*BYPASSRLS'
+    with pytest.raises(HiddenRows, match=refused):
         drain(flow, limited_url, redis_url)
+    with pytest.raises(HiddenRows, match=refused), arrow(limited_url) as cursor:
+        cursor.execute(f"SELECT FROM penstock.{table}")
 
 
 @pytest.mark.parametrize("table", ["checkpoints", "barriers", "dead_letters"])

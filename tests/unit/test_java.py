@@ -99,6 +99,10 @@ def test_the_shim_of_the_wheels_java_is_accessible_only_to_its_owner(
     assert home.parent.stat().st_mode & 0o077 == 0
     assert [path.name for path in (home / "bin").iterdir()] == ["java"]
 
+    text = (home / "bin" / "java").read_text()
+    (home / "bin" / "java").write_text("of another release")
+    assert (submission.find_java() / "bin" / "java").read_text() == text
+
 
 def test_the_shim_drops_one_option_and_no_other(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = machine / "echo java"

@@ -80,11 +80,12 @@ def test_all_marks_are_done_once_every_member_left(client: RedisClient) -> None:
 def test_newer_members_do_not_hold_up_a_watermark(client: RedisClient) -> None:
     mark(client, record(1, "a", 1_000_000))
     update_progress(client, "penstock", [SHARD])
-    mark(client, record(2, "b", 2_000_000))
-    DirtyList(client, NAME).reserve(1)
-    DirtyList(client, NAME).commit(["a"])
+    for offset, (member, newer) in enumerate((("a", "b"), ("b", "c")), 1):
+        mark(client, record(offset + 1, newer, 1_000_000 * (offset + 1)))
+        DirtyList(client, NAME).reserve(1)
+        DirtyList(client, NAME).commit([member])
 
-    assert done_up_to(client) == 1
+        assert done_up_to(client) == offset
 
 
 def test_a_watermark_stays_until_it_is_reached(client: RedisClient) -> None:
@@ -100,16 +101,22 @@ def test_a_watermark_stays_until_it_is_reached(client: RedisClient) -> None:
 
 
 @pytest.mark.parametrize("looks_first", [True, False])
+@pytest.mark.parametrize("keeps_members", [True, False])
 def test_a_watermark_is_not_one_of_the_records_that_are_marked_after_a_loss(
-    client: RedisClient, *, looks_first: bool
+    client: RedisClient, *, looks_first: bool, keeps_members: bool
 ) -> None:
     """They may be others at the same offsets: after an epoch was reset, too."""
     mark(client, record(1, "a", 1_000_000), record(2, "b", 2_000_000))
     update_progress(client, "penstock", [SHARD])
-    DirtyList(client, NAME).delete()
+    if keeps_members:
+        client.xadd(ick_shard_keys("penstock", SHARD).log.stream, {"id": "3"})
+    else:
+        DirtyList(client, NAME).delete()
     if looks_first:
         update_progress(client, "penstock", [SHARD])
     mark(client, record(1, "x", 9_000_000))
+    DirtyList(client, NAME).reserve(2)
+    DirtyList(client, NAME).commit(["a", "b"])
 
     assert done_up_to(client) == 0
 

@@ -215,7 +215,7 @@ def test_a_full_tenant_is_told_so_and_others_write(queue: FairQueue) -> None:
         queue.write("elephant", "y")
     queue.write("mouse", "y")
     results = queue.write_many([NewMessage("elephant", "y"), NewMessage("mouse", "z")])
-    assert [each.is_kept for each in results] == [False, True]
+    assert [(each.is_kept, each.is_new) for each in results] == [(False, False), (True, True)]
     assert len(queue) == 3
 
 

@@ -12,7 +12,8 @@ from fixtures.clients import connect_redis
 from fixtures.constants import SetConstants
 from fixtures.proxy import APPEND, Harm, Proxy, behind
 from fixtures.queues import Probe
-from penstock.channels.queue import NewMessage, inspection
+from penstock.channels.driving import Sleep
+from penstock.channels.queue import NewMessage, inspection, queue_reader
 from penstock.channels.queue.leases import PROCESS, LeaseBook, LeaseState
 from penstock.channels.queue.queue_messages import Message
 from penstock.clients import FairQueue
@@ -90,14 +91,23 @@ def test_a_lease_of_a_closed_reader_is_stale_without_asking(queue: FairQueue, re
     assert redis_client.info("stats")["total_commands_processed"] == calls + 1  # this question
 
 
-def test_beside_a_message_that_is_to_be_alone_no_reader_of_the_process_takes_another(queue: FairQueue) -> None:
-    """Until its lease has ended."""
+def test_beside_a_message_that_is_to_be_alone_no_reader_of_the_process_takes_another(
+    queue: FairQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its lease has ended, and not while another reader may be taking such a message."""
+
+    def take_alone(_: float) -> Sleep:
+        PROCESS.add(other)
+        PROCESS.taking.release()
+        return Sleep(0)
+
     queue.write("t", "x")
     readers, message = PROCESS.readers, Message(0, "1", "t", "", 1, 0, 0, b"", "", is_alone=True)
     other, alone = LeaseBook(limit_s=1000.0), LeaseState(message, "token", monotonic())
     other.add([alone])
+    monkeypatch.setattr(queue_reader, "Sleep", take_alone)
+    assert PROCESS.taking.acquire()
     with queue.reader(isolates=True) as reader:
-        PROCESS.add(other)
         assert reader.read() == []
         alone.is_stale = True
         assert len(reader.read()) == 1
