@@ -264,12 +264,14 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_servers_end_with_their_owner_and_a_new_owner_can_start_them(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    """Also if all of the terminal's session is killed with it."""
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
     with owner, owner.stdout as output:
         pids = [int(word) for word in output.readline().split()]
         sockets = Path(output.readline().removeprefix("unix://").partition("?")[0]).parent
-        owner.send_signal(signal.SIGKILL)
+        os.killpg(owner.pid, signal.SIGKILL)
         owner.wait()
 
     next_owner = EmbeddedServers(tmp_path)

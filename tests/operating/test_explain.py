@@ -364,7 +364,8 @@ def test_of_several_consumers_the_one_that_needs_an_operator_is_explained(
     streamer.drain()
     connection.execute(
         'INSERT INTO penstock.checkpoints (consumer, channel, shard, "offset", epoch, halted, waiting) '
-        "VALUES ('a', 'things', 0, 0, 1, NULL, 'a lock'), ('z', 'things', 0, 0, 1, 'because', NULL), ('y', 'things', 1, 0, 1, NULL, NULL)"
+        "VALUES ('a', 'things', 0, 0, 1, NULL, 'a lock'), ('z', 'things', 0, 0, 1, 'because', NULL), "
+        "('y', 'things', 1, 0, 1, NULL, NULL), ('y', 'others', 0, 9, 1, NULL, NULL)"
     )
 
     found = why(record)
