@@ -36,7 +36,7 @@ if word == "wait" then
     redis.call("ZADD", places, string.format("%.0f", place), reader)
   end
   redis.call("ZADD", heard, string.format("%.0f", now + valid), reader)
-elseif word == "leave" and place then
+elseif word == "leave" then
   remove(reader)
 end
 
