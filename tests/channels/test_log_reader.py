@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.broken_entries import OURS
 from fixtures.constants import SetConstants
 from fixtures.logs import START_US, FilledLog, MakeReader
 from penstock import Log
@@ -551,6 +552,11 @@ def test_a_key_that_holds_something_else_is_named(filled_log: FilledLog, make_re
     filled_log.client.xadd(filled_log.stream(), {"a": "b"})
     with pytest.raises(ForeignLog, match="not written by Penstock"):
         make_reader().read(0)
+    filled_log.client.delete(filled_log.stream())
+    for offset, fields in enumerate((OURS, {"a": "b"}, OURS), 1):
+        filled_log.client.xadd(filled_log.stream(), fields, id=f"{offset}-0")
+    with pytest.raises(ForeignLog, match="entry 2-0"):
+        make_reader().offset_at(datetime.now(UTC))
 
 
 def _wait_until_blocked(log: FilledLog) -> None:

@@ -359,7 +359,7 @@ def test_a_read_that_drops_much_ends_after_a_thousand_records(
 
 
 def test_no_new_records_come_while_as_many_are_pending_as_may_be(work: GroupedLog, reader: Reader) -> None:
-    """Although there are some; until one is acknowledged, or delivered again."""
+    """Although there are some; until one is acknowledged, or delivered again.  Those who acknowledge nothing have no limit."""
     work.append(5)
     group, other = (reader(retry_s=60, max_pending=2) for _ in range(2))
     first = group.read()
@@ -369,6 +369,7 @@ def test_no_new_records_come_while_as_many_are_pending_as_may_be(work: GroupedLo
     group.acknowledge(first[:1])
     assert offsets(other.read()) == [3]
     assert len(group.read(block_s=0.02)) == 0
+    assert offsets(reader(max_pending=2).read()) == [4, 5]
     state, *_ = group.states().values()
     assert (state.pending, state.tail) == (2, 5)
 
