@@ -195,6 +195,14 @@ def test_damage_is_the_error_of_its_entry(codec: str, how: str) -> None:
     assert re.match(r"things/0: entry 40-0 \(offset.* is damaged: ", error)
 
 
+@pytest.mark.parametrize(("field", "value"), [(b"id", b"0x5"), (b"key", b"a\0"), (b"ts", b"1 ")])
+def test_damage_of_a_plain_entry_is_the_error_of_every_other_reader(field: bytes, value: bytes) -> None:
+    written = write([([(n, "k", "insert", "thing", "1", "", 0) for n in range(1, 4)], "plain", 0)])
+    written[1][1][2 * NAMES.index(field) + 1] = value
+
+    assert read_arrays(written)[1] == read_records(written)[1] != ""
+
+
 @pytest.mark.parametrize(("size", "together"), [(10_000, 9), (500, 1)])
 def test_equal_payloads_that_are_stored_once_do_not_come_all_at_once(size: int, together: int) -> None:
     """A payload of a megabyte could be that of 10,000 records."""

@@ -75,11 +75,11 @@ def test_a_micro_batch_waits_for_enough_records_but_not_for_ever() -> None:
     given = {"channel": "c", "minRecordsPerTrigger": "10", "maxTriggerDelay": "30s"}
     now = 0.0
     pace = Pace(Options.parse("penstock.log", given, streaming=True), clock=lambda: now)
-    start, tails = {name(0): 0}, {name(0): 9}
+    start, tails = {name(0): 0, name(1): 3}, {name(0): 9, name(1): 3}
 
     assert pace.end(start, tails, None) == start
     assert pace.end(start, tails, None, at_once=True) == tails
-    assert pace.end(start, {name(0): 10}, None) == {name(0): 10}
+    assert pace.end(start, tails | {name(0): 10}, None) == tails | {name(0): 10}
     now = 29.0
     assert pace.end(start, tails, None) == start
     now = 31.0
@@ -162,7 +162,7 @@ class Held(RecordStore):
         self.options = Options.parse("s", {"channel": "c", "shards": "2"}, streaming=True)
 
     def available(self) -> dict[ShardName, OffsetRange]:
-        return {name(0): offsets(0, 5, 20), name(1): offsets(1, 1, 0)}
+        return {name(1): offsets(1, 1, 0), name(0): offsets(0, 5, 20)}
 
     def assigned(self) -> dict[ShardName, Offset]:
         return {name(0): Offset(30), name(1): Offset(0)}

@@ -137,7 +137,7 @@ class Where:
             owner = f"channel {channel}" if channel else "the channel"
             raise InvalidSetting(
                 f"{source}: {owner} has no shard {number}; the query reads "
-                f"{', '.join(sorted(map(str, shards)))}"
+                f"{', '.join(map(str, sorted(shards)))}"
             )
 
 
