@@ -443,15 +443,15 @@ def test_a_slow_job_with_a_unique_name_does_not_overlap_itself(
 
 
 @pytest.mark.parametrize("every", ["1h", "* * * * *", "0 3 * * *"])
-@pytest.mark.parametrize("ahead", ["1 hour", "3 days"])
+@pytest.mark.parametrize("ahead", ["1 hour", "3 days", None])
 def test_a_schedule_goes_on_at_once_after_postgres_clock_was_ahead(
-    every: str, ahead: str, connection: Connection, database_url: str, redis_url: str
+    every: str, ahead: str | None, connection: Connection, database_url: str, redis_url: str
 ) -> None:
-    """Guarantee 47: what it has left is a next time that is far away."""
+    """Guarantee 47: what it has left is a next time that is far away, or none."""
     spec = declare(every).schedules["sweep"]
     with Streamer(declare(every), database_url, redis_url) as streamer:
         [(expected,)] = connection.execute("SELECT next_at FROM penstock.schedules").fetchall()
-        connection.execute(f"UPDATE penstock.schedules SET next_at = next_at + interval '{ahead}'".encode())
+        connection.execute("UPDATE penstock.schedules SET next_at = next_at + %s::interval", [ahead])
         with capture_logs() as logged:
             streamer.drain()
         [(next_at, now)] = connection.execute("SELECT next_at, clock_timestamp() FROM penstock.schedules").fetchall()
@@ -523,8 +523,7 @@ def test_a_name_that_another_service_has_declared_is_found_and_said_once(
     mine, other = declare(), declare(**options)
     with Streamer(mine, database_url, redis_url), Streamer(other, database_url, redis_url), capture_logs() as logged:
         scheduler = Scheduler(mine)
-        scheduler.stage_due(Store(connection))
-        assert logged == [], "it may be a deploy"
+        assert (scheduler.stage_due(Store(connection)), logged) == (0, []), "it may be a deploy"
         set_constants("declaring.schedules", LATE_S=0)
         scheduler.stage_due(Store(connection))
         scheduler.stage_due(Store(connection))
