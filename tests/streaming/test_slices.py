@@ -185,6 +185,8 @@ def test_transactions_that_were_open_at_the_last_tick_are_divided_like_others(
     sizes = [sequencer.tick().sequenced for _ in range(10)]
 
     assert (sum(sizes), max(sizes)) == (10, 2)
+    stage_many(connection, 100, 1)
+    assert sequencer.tick().sequenced == 100, "there is no limit once nothing is left"
 
 
 def test_a_slice_after_another_sequencers_tick_does_nothing(
