@@ -66,14 +66,15 @@ def pretend_to_wait(client: redis.Redis, ms: int) -> None:
 
 
 @pytest.mark.usefixtures("in_turn")
+@pytest.mark.parametrize("share", [3, 1])
 def test_a_reader_that_does_not_wait_takes_its_share_of_what_is_there(
-    packed: GroupedLog, reader: Reader, redis_client: redis.Redis
+    packed: GroupedLog, reader: Reader, redis_client: redis.Redis, share: int
 ) -> None:
-    packed.append(6)
+    packed.append(2 * share)
     group = reader()
     pretend_to_wait(redis_client, 500_000)
 
-    assert offsets(group.read()) == [1, 2, 3]
+    assert offsets(group.read()) == [*range(1, share + 1)]
 
 
 def test_a_reader_that_comes_lets_those_who_wait_go_first(

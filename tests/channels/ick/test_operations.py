@@ -33,9 +33,14 @@ def sizes(ick: DirtyList) -> tuple[int, int, int]:
     return stats.dirty.size, stats.reserved.size, stats.total.size
 
 
-def test_on_a_missing_ick_every_operation_has_nothing_to_do(ick: DirtyList) -> None:
-    assert ick.delete() == 0
-    assert ick.delete(unlink=True) == 0
+@pytest.mark.parametrize("unlink", [True, False])
+def test_on_a_missing_ick_every_operation_has_nothing_to_do(
+    ick: DirtyList, redis_client: redis.Redis, *, unlink: bool
+) -> None:
+    redis_client.config_resetstat()
+    assert ick.delete(unlink=unlink) == 0
+    calls: Any = redis_client.info("commandstats")
+    assert [name in calls for name in ("cmdstat_unlink", "cmdstat_del")] == [unlink, not unlink]
     assert ick.stats() is None
     assert ick.add({}) == Added(0, 0)
     assert ick.reserve() == []
@@ -150,6 +155,7 @@ def test_nan_and_infinities_are_refused_before_anything_is_written(
         ["a", 1],
         ["ab"],
         [("a", 1, 2)],
+        [["a", 1]],
     ],
 )
 def test_an_invalid_mark_is_refused_before_anything_is_written(
