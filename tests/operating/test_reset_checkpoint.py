@@ -75,23 +75,17 @@ def test_one_shard_can_be_reset_to_an_offset(connection: Connection, reader: Log
     assert next(r.offset for r in applied) == 4
 
 
-def test_one_offset_for_several_shards_is_refused(connection: Connection, reader: LogWorker) -> None:
-    with pytest.raises(Refused, match="--shard"):
-        reset_checkpoint(Store(connection), "reader", Offset(3), apply=True)
-
-
-def test_an_offset_that_does_not_exist_yet_is_refused(connection: Connection, reader: LogWorker) -> None:
-    with pytest.raises(Refused, match="a checkpoint can be at"):
-        reset_checkpoint(Store(connection), "reader", Offset(1000), shard=0, apply=True)
-
-
-def test_a_wrong_name_moves_no_checkpoint(connection: Connection, reader: LogWorker) -> None:
-    with pytest.raises(Unknown, match="there are: reader"):
-        reset_checkpoint(Store(connection), "raeder", "latest", apply=True)
-    with pytest.raises(Unknown, match="reads things, not other"):
-        reset_checkpoint(Store(connection), "reader", parse_place("other/0 offset 1"), apply=True)
-    with pytest.raises(Unknown, match="no checkpoint in shard 9; it has shards 0 to"):
-        reset_checkpoint(Store(connection), "reader", "latest", shard=9, apply=True)
+def test_a_name_or_an_offset_that_does_not_fit_is_refused(connection: Connection, reader: LogWorker) -> None:
+    wrong: list[tuple[str, Any, int | None, type[Exception], str]] = [
+        ("raeder", "latest", None, Unknown, "there are: reader"),
+        ("reader", parse_place("other/0 offset 1"), None, Unknown, "reads things, not other"),
+        ("reader", "latest", 9, Unknown, "no checkpoint in shard 9; it has shards 0 to"),
+        ("reader", Offset(3), None, Refused, "--shard"),  # for several shards
+        ("reader", Offset(1000), 0, Refused, "a checkpoint can be at"),
+    ]
+    for consumer, to, shard, error, text in wrong:
+        with pytest.raises(error, match=text):
+            reset_checkpoint(Store(connection), consumer, to, shard=shard, apply=True)
 
 
 def test_a_halted_shard_resumes_behind_the_failing_record(
