@@ -84,7 +84,7 @@ COLUMNS: dict[str, tuple[str, Callable[[], Any], str]] = {
     "rounded": ("numeric(6,1)", lambda: F.col("n") / 8, "0"),
     "domain": ("public.cents", lambda: F.col("n") / 8, "0"),
     "whole": ("int", lambda: F.lit("1.50").cast("decimal(5,2)"), "1"),
-    "ratio": ("real", lambda: F.lit(0.1), "0.2"),
+    "ratio": ("real", lambda: F.lit(0.123456789), "0.2"),
     "wide": ("float8", lambda: F.lit(0.1).cast("float"), "0.2"),
     "exact": ("numeric", lambda: F.lit(0.1), "0.2"),
     "day": ("date", lambda: F.timestamp_seconds(F.col("id") * 100_000), "'infinity'"),
