@@ -61,7 +61,7 @@ class Lane:
         failed_after = 0
         for mutant in self._mutants:
             outcome, test = self._try(mutant)
-            while test is not None and self._run(test) and (failure := self._run(test)):
+            while test is not None and self._run(test) and (failure := self._run(test, is_fresh=True)):
                 show(f"{test.nodeid} fails without the mutant, too, and is left out from now on: {failure}")
                 self._items.pop(test.nodeid, None)
                 failed_after += 1
@@ -98,11 +98,11 @@ class Lane:
         show(f"{len(self._items)} tests in {sum(self._durations.values()):.0f} s")
 
     @staticmethod
-    def _run(item: pytest.Item, limit_s: float = LIMIT_S) -> str:
-        """Runs a test; returns its failure.  Fixtures of its module and above stay for the next one."""
+    def _run(item: pytest.Item, limit_s: float = LIMIT_S, *, is_fresh: bool = False) -> str:
+        """Runs a test; returns its failure.  Fixtures of its module stay for the next one, unless that is to be ``is_fresh``."""
         signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
         try:
-            item.session._setupstate.teardown_exact(item.parent)  # type: ignore[arg-type]  # a collector will do
+            item.session._setupstate.teardown_exact(item.session if is_fresh else item.parent)  # type: ignore[arg-type]  # a collector will do
             reports = runtestprotocol(item, log=False, nextitem=item.parent)  # type: ignore[arg-type]
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
