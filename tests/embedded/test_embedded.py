@@ -154,6 +154,8 @@ def test_a_second_owner_learns_the_first_ones_process(postgres: EmbeddedPostgres
 
     assert postgres.url in str(refusal.value)
     assert value(postgres.url, "SELECT 1") == 1
+    opened = [file.path for file in psutil.Process().open_files()]
+    assert opened.count(str(postgres.directory / "lock")) == 1, "the first one's"
 
 
 @pytest.mark.slow

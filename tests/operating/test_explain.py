@@ -519,6 +519,7 @@ def test_a_message_waits_is_leased_and_is_done(
     waiting, delayed = why(record), why(later)
     with FairQueue(redis_client, "jobs").reader() as reader:
         [lease] = reader.read()
+        connection.execute("INSERT INTO penstock.cancellations VALUES (%s, 'jobs', 0, false)", [record])  # too late
         leased = why(record)
         connection.execute("SELECT penstock.finish_records('jobs', %s)", ([record],))
         lease.done()

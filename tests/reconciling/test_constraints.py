@@ -277,6 +277,12 @@ CASES = {
         SWAPPED,
         r"because of place, and constraint notes_item_fkey of public\.notes ON DELETE CASCADE",
     ),
+    "referred to by two columns": Case(
+        f"{STATE.format(', UNIQUE (place, id)')}; INSERT INTO public.state VALUES (1, 1), (2, 2), (3, 3), (9, 4); CREATE TABLE public.notes (item int, place int, "
+        "FOREIGN KEY (place, item) REFERENCES public.state (place, id) ON DELETE CASCADE); INSERT INTO public.notes VALUES (9, 4)",
+        SWAPPED,
+        r"constraint notes_place_item_fkey of public\.notes",
+    ),
     "check": Case(
         STATE.format(" CHECK (place < 3)"), SWAPPED, r"constraint state_place_check of public\.state"
     ),
