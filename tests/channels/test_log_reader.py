@@ -194,23 +194,18 @@ def test_a_reply_is_bounded_in_bytes_and_reading_goes_on_after_it(
     assert largest <= 8 * 1024 * 1024 + 10 * 500_010
 
 
-def test_a_read_waits_for_an_offset_that_does_not_exist_yet(filled_log: FilledLog, make_reader: MakeReader) -> None:
-    filled_log.add(3)
+@pytest.mark.parametrize("last", [0, 3])
+def test_a_read_waits_for_an_offset_that_does_not_exist_yet(
+    filled_log: FilledLog, make_reader: MakeReader, last: int
+) -> None:
+    """Without any record there is no log."""
+    filled_log.add(last)
     with ThreadPoolExecutor() as pool:
-        reading = pool.submit(make_reader().read, 0, 4, 10, block_s=30)
+        reading = pool.submit(make_reader().read, 0, last + 1, 10, block_s=30)
         _wait_until_blocked(filled_log)
         filled_log.add(2)
 
-        assert offsets(reading.result(10)) == [4, 5]
-
-
-def test_a_read_waits_for_a_log_that_does_not_exist_yet(filled_log: FilledLog, make_reader: MakeReader) -> None:
-    with ThreadPoolExecutor() as pool:
-        reading = pool.submit(make_reader().read, 0, 1, 10, block_s=30)
-        _wait_until_blocked(filled_log)
-        filled_log.add(2)
-
-        assert offsets(reading.result(10)) == [1, 2]
+        assert offsets(reading.result(10)) == [last + 1, last + 2]
 
 
 def test_a_read_waits_for_an_offset_of_the_future_and_skips_those_before(
