@@ -93,8 +93,10 @@ def test_a_smaller_size_returns_the_surplus_members(
 
 @pytest.mark.parametrize("adopt", [True, False])
 def test_a_consumer_that_waits_writes_nothing(ick: DirtyList, redis_client: redis.Redis, *, adopt: bool) -> None:
+    """Whether or not a plain reserve has taken what it does not adopt."""
     consumer = Reservations(redis_client, KEY, adopt=adopt)
-    ick.add({})
+    ick.add({} if adopt else {"p": 0})
+    ick.reserve(1)
     mine = reserved(consumer.reserve())
     changes = redis_client.info("persistence")["rdb_changes_since_last_save"]
 
@@ -103,6 +105,7 @@ def test_a_consumer_that_waits_writes_nothing(ick: DirtyList, redis_client: redi
     assert redis_client.info("persistence")["rdb_changes_since_last_save"] == changes
 
     ick.add({"a": 1})
+    ick.reserve(int(adopt))
     mine = reserved(consumer.exchange(mine))
     assert mine.members == [b"a"]
     last = reserved(consumer.exchange(mine))
