@@ -167,10 +167,11 @@ def test_charts_of_a_day_and_an_hour_are_those_that_prometheus_has_kept(see_with
 class Answers(BaseHTTPRequestHandler):
     """Answers whatever it is asked with what a test has written."""
 
-    body, asked = b"", 0
+    body, asked, last_path = b"", 0, ""
 
     def do_GET(self) -> None:
         type(self).asked += 1
+        type(self).last_path = self.path
         self.send_response(200)
         self.end_headers()
         self.wfile.write(self.body)
@@ -233,18 +234,20 @@ def test_a_prometheus_that_is_away_or_knows_nothing_leaves_a_page(
 
 
 def test_charts_of_prometheus_are_shown_while_postgres_is_away(
-    flow: Pipeline, redis_url: str, answers: tuple[type[Answers], str]
+    redis_url: str, answers: tuple[type[Answers], str]
 ) -> None:
+    """Rates are over several scrapes.  Without a pipeline, nothing is known of a channel."""
     handler, url = answers
     now = int(datetime.now(UTC).timestamp()) // 60 * 60 - 600
     handler.body = f'{{"data": {{"result": [{{"metric": {{"chart": "lag"}}, "values": [[{now}, "7"]]}}]}}}}'.encode()
     away = "postgresql://nobody@127.0.0.1:1/none"
-    console = make_console(flow, away, redis_url, access=lambda _: Visitor("ann"), prometheus_url=url)
+    console = make_console(None, away, redis_url, access=lambda _: Visitor("ann"), prometheus_url=url)
     client = TestClient(console, base_url="http://console")
-    page, twin = client.get("/charts"), client.get("/charts.json")
+    page, twin, contents = map(client.get, ("/charts", "/charts.json", "/channels/things/contents"))
     console.close()
 
-    assert (page.status_code, twin.status_code) == (200, 200)
+    assert (page.status_code, twin.status_code, contents.status_code) == (200, 200, 503)
+    assert "%5B300s%5D" in handler.last_path
     assert "peak 7 records" in page.text
     assert {row["lag"] for row in twin.json()} == {None, 7}
 

@@ -229,6 +229,7 @@ def test_the_log_has_the_reason_of_a_pause_for_those_who_may_see_reasons(see_as:
         for reason in ("and another", "it's a $(deploy)")
     ]
     assert "It is paused already, and only the reason changes" in shown
+    assert re.search('name="reason" required .* value="and another"', shown)
     assert "deploy" in client.get("/actions").text
     assert "deploy" not in see_as("see").get("/actions").text
 

@@ -208,6 +208,16 @@ def test_the_json_beside_a_page_is_what_the_command_prints(see_as: As) -> None:
     assert [(each["error"], each["letters"]) for each in letters["groups"]] == [("ValueError", 1)]
 
 
+def test_an_unexpected_error_is_named_without_its_text(see_as: As, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may quote a record.  The page tries again."""
+    monkeypatch.setattr(Reading, "postgres", lambda _: 1 / 0)
+    answer = see_as("see").get("/actions")
+
+    assert (answer.status_code, "division by zero" in answer.text) == (500, False)
+    assert "ZeroDivisionError, which Penstock did not expect" in answer.text
+    assert "This page retries by itself" in answer.text
+
+
 @pytest.mark.usefixtures("scene")
 def test_whoever_follows_a_log_takes_no_connection_to_postgres(see_as: As, set_constants: SetConstants) -> None:
     client = see_as("see", "keys")
