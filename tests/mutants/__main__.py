@@ -151,6 +151,7 @@ def main() -> int:
     options = parser.parse_args()
     areas = options.areas or [*AREAS]
     arguments = ["-q", "--no-summary", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    arguments += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]  # xdist's marks
     arguments += ["-o", "addopts=", "--hypothesis-profile", "first failure"]  # the smallest takes longer than all else
     if options.file:
         mutants = list(read_mistakes(options.file))
