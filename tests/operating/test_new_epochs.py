@@ -51,13 +51,14 @@ def test_an_epoch_is_durable_before_anything_else_happens(
 
 
 @pytest.mark.parametrize(("change", "cluster"), [("timeline = 77", "the same"), ("system_identifier = '7'", "another")])
-def test_the_reason_of_an_epoch_that_a_worker_opens_names_what_has_changed(
+def test_an_epoch_that_a_worker_opens_names_what_has_changed_and_has_the_next_tick(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline, change: str, cluster: str
 ) -> None:
     connection.execute(f"UPDATE penstock.epochs SET {change}".encode())
-    open_by_worker(connection, redis_client, flow)
+    assert open_by_worker(connection, redis_client, flow) == 2
     rows = connection.execute("SELECT reason FROM penstock.epochs ORDER BY epoch").fetchall()
 
+    assert tick(Store(connection)).epoch == 2
     assert [f"cluster {cluster};" in reason for (reason,) in rows] == [False, True]
 
 
@@ -74,19 +75,10 @@ def test_one_shard_that_was_written_in_a_later_epoch_is_enough(
     assert reset_epoch(connection, redis_client, flow).new_epoch == 6
 
 
-def test_the_next_tick_belongs_to_the_new_epoch(
-    connection: Connection, redis_client: redis.Redis, flow: Pipeline
-) -> None:
-    connection.execute("UPDATE penstock.epochs SET timeline = 77")
-
-    assert open_by_worker(connection, redis_client, flow) == 2
-    assert tick(Store(connection)).epoch == 2
-
-
 def test_a_record_of_the_very_next_transaction_is_another_clusters(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline, things: Log
 ) -> None:
-    """This cluster will give that id out."""
+    """This cluster will give that id out, and would sequence the record then, perhaps twice."""
     stage_rows(connection, things, 1)
     connection.execute("UPDATE penstock.epochs SET system_identifier = '7'")
     connection.execute("UPDATE penstock.staged_records SET xid = (pg_current_xact_id()::text::bigint + 1)::text::xid8")
