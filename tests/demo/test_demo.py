@@ -128,7 +128,7 @@ def test_the_check_finds_an_index_that_missed_a_change(
         pytest.param(*("inline", "3", "--no-reconcile"), marks=pytest.mark.slow),
         pytest.param(*("inline", "4", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
         pytest.param(*("stealing", "10", "--no-reconcile"), marks=[pytest.mark.storm, pytest.mark.timeout(600)]),
-        pytest.param(*("stealing", "10", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
+        pytest.param(*("stealing", "5", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
         pytest.param(
             *("spark", "20", "--reconcile"), marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(600)]
         ),
