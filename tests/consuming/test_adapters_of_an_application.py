@@ -37,7 +37,7 @@ class Unwilling(Dumper):
 
 
 @pytest.fixture
-def application(monkeypatch: pytest.MonkeyPatch) -> Iterator[AdaptersMap]:
+def foreign_adapters(monkeypatch: pytest.MonkeyPatch) -> Iterator[AdaptersMap]:
     """The adapters of all connections, which a test may change."""
     adapters = AdaptersMap(psycopg.adapters)
     monkeypatch.setattr("psycopg.postgres.adapters", adapters)
@@ -64,24 +64,24 @@ def check(connection: Connection, kinds: AllKinds, database_url: str, redis_url:
 
 
 def test_other_loaders_reach_no_statement_of_ours(
-    application: AdaptersMap, connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
+    foreign_adapters: AdaptersMap, connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
 ) -> None:
     for name in TYPES.split():
         info = psycopg.adapters.types.get(name.removesuffix("[]"))
         assert info is not None
-        application.register_loader(info.array_oid if name.endswith("[]") else info.oid, Foreign)
+        foreign_adapters.register_loader(info.array_oid if name.endswith("[]") else info.oid, Foreign)
     check(connection, kinds, database_url, redis_url)
 
 
 def test_other_dumpers_reach_no_statement_of_ours(
-    application: AdaptersMap, connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
+    foreign_adapters: AdaptersMap, connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
 ) -> None:
     for kind in (int, bool, float, bytes, list, tuple, dict, set):
-        application.register_dumper(kind, Unwilling)
+        foreign_adapters.register_dumper(kind, Unwilling)
     check(connection, kinds, database_url, redis_url)
 
 
-@pytest.mark.usefixtures("application")
+@pytest.mark.usefixtures("foreign_adapters")
 def test_another_json_reaches_no_statement_of_ours(
     connection: Connection, kinds: AllKinds, database_url: str, redis_url: str
 ) -> None:

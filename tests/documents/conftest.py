@@ -111,10 +111,11 @@ class Follower:
         if program == "redis-cli":
             return str(self.client.execute_command(*words))
         assert program == "penstock", line
+        before = self._at_work()
         process = self.penstock.begin(*words)
         is_endless = (words[0] in ENDLESS and "--drain" not in words) or "--follow" in words
         if is_endless and status == 0:
-            eventually(self._is_at_work, f"{line} works")
+            eventually(lambda: self._at_work() - before, f"{line} works")
             process.terminate()
         ended = self.penstock.wait(process, tuple(words))
         assert ended.returncode == status, (line, ended.stdout, ended.stderr)
@@ -125,15 +126,14 @@ class Follower:
                 self.client.execute_command(*shlex.split(each))
         return ended.stdout + ended.stderr
 
-    def _is_at_work(self) -> bool:
-        """Whether a process of Penstock's has connected to Postgres, or waits for Redis."""
-        if any(each["cmd"] in WAITING for each in self.client.client_list()):
-            return True
+    def _at_work(self) -> set[str]:
+        """Numbers of the connections to Postgres of Penstock's processes, and of clients that wait for Redis."""
+        clients = {each["id"] for each in self.client.client_list() if each["cmd"] in WAITING}
         with psycopg.connect(self.database_url) as connection:
             found = connection.execute(
-                "SELECT FROM pg_stat_activity WHERE application_name LIKE 'penstock %' AND datname = current_database()"
+                "SELECT pid::text FROM pg_stat_activity WHERE application_name LIKE 'penstock %' AND datname = current_database()"
             )
-            return found.rowcount > 0
+            return clients | {pid for (pid,) in found}
 
 
 class Shop(Follower):
