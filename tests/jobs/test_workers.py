@@ -132,17 +132,26 @@ def test_a_payload_is_validated_and_one_that_does_not_fit_is_dead_lettered_at_on
 
 
 def test_a_job_that_was_done_is_acknowledged_without_its_handler(start_worker: Any, bench: Bench) -> None:
+    """Nor is it dead-lettered."""
     called = []
-    worker = start_worker(lambda _, job: called.append(job.id))
-    [first, second] = bench.stage(2)
-    bench.connection.execute("SELECT penstock.finish_records('jobs', ARRAY[%(id)s]::bigint[])", {"id": first})
+    finish = "SELECT penstock.finish_records('jobs', ARRAY[%s]::bigint[])"
+
+    def handle(_: object, job: Job) -> None:
+        called.append(job.id)
+        if job.id == third:
+            bench.connection.execute(finish, [job.id])
+            raise DeadLetter("late")
+
+    worker = start_worker(handle)
+    [first, second, third] = bench.stage(3)
+    bench.connection.execute(finish, [first])
     consumed: list[Consumed] = []
     worker.drain(consumed.append)
     # Without a statement, the handler is called before the record is finished: only its effect does not happen.
     assert second in called
-    assert sum(each.skipped for each in consumed) == 1
+    assert sum(each.skipped for each in consumed) == 2
     assert sum(each.applied for each in consumed) == 1
-    assert len(bench.queue) == 0
+    assert (bench.letters, len(bench.queue)) == ([], 0)
 
 
 @pytest.mark.parametrize("ends", ["applied", "failed", "cancelled", "late"])

@@ -114,7 +114,7 @@ def test_an_offset_without_a_dead_letter_is_refused(desk: Desk) -> None:
 def test_a_fixed_handler_applies_them_in_order_and_removes_them(desk: Desk) -> None:
     desk.refused = set()
 
-    done = desk.retry()
+    done = desk.retry(desk.letters()[::-1])
 
     assert [(each.letter.offset, each.outcome) for each in done] == [(1, "applied"), (3, "applied"), (4, "applied")]
     assert desk.effects() == ["b1", "a1", "a2", "a3"]
@@ -181,8 +181,9 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
 
 @pytest.mark.parametrize("by", ["another process", "a pause"])
 def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstants, by: str) -> None:
-    """When a worker has taken it already."""
+    """When a worker has taken it already.  An operator who is held up is told."""
     set_constants("consuming.letter_retry", PATIENCE_S=0.0, ASK_EVERY_S=0.0)
+    set_constants("operating.letters", LOCK_TIMEOUT_S=0.0)
     desk.refused = set()
     request_retries(Store(desk.connection), desk.letters())
     with connect_postgres(desk.url, application="busy") as busy, busy.transaction():
@@ -190,6 +191,8 @@ def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstan
             desk.meanwhile = lambda: pause(Store(desk.connection), "consumer", "reader", reason="not yet", by="ann")
         else:
             busy.execute("SELECT FROM penstock.checkpoints WHERE shard = 0 FOR UPDATE")
+            with pytest.raises(ServerUnavailable, match=r"retrying things/0 offset 1: .* Try again, or stop it"):
+                desk.retry()
         desk.worker.slice(1, lambda: False)
 
     held = {letter.offset: letter.retry_requested_at is not None for letter in desk.letters()}
