@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Pipeline
 from penstock.database.connections import Connection, connect_postgres
-from penstock.errors import RepairRefused
+from penstock.errors import RepairRefused, ServerUnavailable
 from penstock.reconciling.inline_comparer import InlineComparer
 from penstock.reconciling.reconciliation import FailedRun, Intent, Reconciled, reconcile, reconcile_all
 from penstock.records import DEFAULT_SCOPE
@@ -154,18 +154,22 @@ def test_states_that_refer_to_each_other_are_repaired_together(
     assert connection.execute(unchanged).fetchall() == kept
 
 
-def test_what_is_too_much_in_tables_that_refer_to_each_other_is_deleted(run: Run, connection: Connection) -> None:
-    """Each foreign key is checked at the end of a statement: children go first, whichever table that is."""
+@pytest.mark.parametrize(("deferrable", "top"), [("", "NULL"), (" DEFERRABLE", "id")])
+def test_what_is_too_much_in_tables_that_refer_to_each_other_is_deleted(
+    run: Run, connection: Connection, deferrable: str, top: str
+) -> None:
+    """Each foreign key is checked at the end of a statement, or later: children go first, whichever table that is."""
     execute(
         connection,
-        """
+        f"""
         CREATE TABLE public.canon AS SELECT 1 AS id;
         CREATE TABLE public.lines_canon AS SELECT 1 AS id;
         CREATE TABLE public.state (id int PRIMARY KEY, top int);
-        CREATE TABLE public.lines (id int PRIMARY KEY, item int DEFAULT 1 REFERENCES public.state);
-        ALTER TABLE public.state ADD FOREIGN KEY (top) REFERENCES public.lines;
+        CREATE TABLE public.lines (id int PRIMARY KEY, item int DEFAULT 1 REFERENCES public.state{deferrable});
+        ALTER TABLE public.state ADD FOREIGN KEY (top) REFERENCES public.lines{deferrable};
         INSERT INTO public.state VALUES (1), (2);
         INSERT INTO public.lines VALUES (2, 2);
+        UPDATE public.state SET top = {top} WHERE id = 2;
         """,
     )
     run("replace", "lines", "state")
@@ -439,6 +443,16 @@ def test_what_constrains_a_state_is_respected_or_named(
         notes = {row[0]: row[2] for row in before if len(row) > 2 and row[2] in {"a", "b", "c"}}
         if "another column" not in name:
             assert notes.items() <= {row[0]: row[2] for row in read(connection, "state") if notes}.items()
+
+
+@pytest.mark.parametrize("intent", INTENTS)
+def test_an_error_that_passes_is_no_refusal(run: Run, connection: Connection, intent: Intent) -> None:
+    execute(connection, f"CREATE TABLE public.canon AS {SWAPPED}; {STATE.format('')}")
+    execute(connection, FUNCTION.format("RAISE disk_full;"))
+    execute(connection, TRIGGER.format("BEFORE INSERT"))
+
+    with pytest.raises(ServerUnavailable):
+        run(intent)
 
 
 def test_a_whole_repair_leaves_rows_that_are_right_alone(run: Run, connection: Connection) -> None:

@@ -70,6 +70,7 @@ CONVERGING = {
     "text of a number": ("text", "1.50::numeric", ["1.5", "one"]),
     "text of a time": ("text", "timestamptz '2026-01-01 00:00Z'", ["2026-01-01T00:00:00+00:00", "today"]),
     "a number that only its text is cast to": ("numeric", "oid '5'", ["5", "6"]),
+    "a number that is rounded": ("int", "1.5::numeric", ["2", "1"]),
     "json": ("json", """'{"a": 1}'::jsonb""", ['{"a":1}', '{"a": 2}', '"a"']),
     "jsonb": ("jsonb", """'{"b":1,  "a":1}'::json""", ['{"a":1,"b":1}', "[]"]),
 }

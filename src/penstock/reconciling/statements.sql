@@ -185,7 +185,7 @@ WITH RECURSIVE tree AS (
 ),
 referring AS (
     SELECT c.* FROM pg_constraint c JOIN tree ON tree.oid = c.confrelid
-    WHERE c.contype = 'f' AND coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
+    WHERE coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
 )
 SELECT c.conname AS constraint_name, c.conrelid::int8 AS child, n.nspname AS child_schema, r.relname AS child_table,
        c.conrelid IN (SELECT oid FROM tree) AS is_self, c.condeferrable AS is_deferrable,
