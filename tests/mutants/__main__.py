@@ -41,7 +41,7 @@ AREAS = {
     ),
     "queues": (
         "lua/queue channels/queue structures/fair_queue",
-        "channels/queue structures/test_q* streaming/test_q* unit/test_q*",
+        "channels/queue structures/test_[dq]* streaming/test_q* unit/test_q* unit/test_reader*",
     ),
     "spark": ("spark engines/spark", "spark unit reconciling cli/test_*spark*"),
     "retention": (

@@ -69,8 +69,10 @@ def extended(server: Server) -> None:
     reader = server.reader(lease_s=S)
     server.queue.write("t", b"x")
     [lease] = reader.read()
+    lease.held.extended_at = 0.0
     reader._heartbeat.beat()
     assert not lease.is_stale
+    assert lease.held.extended_at, "what need not be extended again"
 
 
 def write_with(server: Server, **fields: Any) -> None:

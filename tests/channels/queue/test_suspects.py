@@ -195,15 +195,17 @@ def test_whoever_settles_a_suspect_has_cleared_it(outcome: str, probe: Probe) ->
     assert probe.is_whole()
 
 
-def test_one_given_back_unbegun_remains_a_suspect(probe: Probe) -> None:
-    probe.write("t", "a", "b")
+@pytest.mark.parametrize("dies", [True, False])
+def test_one_given_back_unbegun_remains_a_suspect_if_it_was_one(probe: Probe, *, dies: bool) -> None:
+    probe.write("t", "a")
     process = Process(probe, "p")
-    process.take()
-    process.die()
     [given] = process.take()
+    if dies:
+        process.die()
+        [given] = process.take()
     process.settle(given, "release")
 
-    assert [each.message.is_alone for each in process.take()] == [True]
+    assert [each.message.is_alone for each in process.take()] == [dies]
 
 
 @pytest.mark.parametrize(
