@@ -99,14 +99,11 @@ def test_dead_letters_are_listed_without_payloads(desk: Desk) -> None:
     assert len(newest(Store(desk.connection), limit=1)) == 1
 
 
-def test_a_dead_letter_is_shown_with_its_payload(desk: Desk) -> None:
+def test_a_dead_letter_is_shown_with_its_payload_and_any_other_offset_is_refused(desk: Desk) -> None:
     record = read_record(Store(desk.connection), at(desk.letters(), parse_place("things/0 offset 1")))
 
     assert record is not None
     assert (record.data, record.headers, record.key) == ({"word": "a1"}, {"v": 1}, "a")
-
-
-def test_an_offset_without_a_dead_letter_is_refused(desk: Desk) -> None:
     with pytest.raises(Unknown, match="list shows"):
         at(desk.letters(), parse_place("things/0 offset 2"))
 
