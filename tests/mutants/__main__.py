@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--guarantees", dest="file", action="store_const", const=GUARANTEES)
     options = parser.parse_args()
     areas = options.areas or [*AREAS]
-    arguments = ["-q", "--no-summary", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    arguments = ["-q", "--no-summary", "-p", "no:randomly", "-p", "no:cacheprovider"]
     arguments += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]  # xdist's marks
     arguments += ["-o", "addopts=", "--hypothesis-profile", "first failure"]  # the smallest takes longer than all else
     if options.file:
