@@ -180,10 +180,10 @@ def test_a_drain_of_a_paused_consumer_ends_with_nothing_applied_and_another_one_
     assert workers["other"].drain() == (5 if kind == "consumer" else 0)
     assert retain_now(streamer) == 0
 
-    for consumer, channel in names.items():
+    for consumer, channel in reversed(names.items()):
         resume(Store(connection), kind, consumer if kind == "consumer" else channel)
-    for worker in workers.values():
-        worker.drain()
+        assert workers[consumer].drain() == 5, "the others are still paused"
+    workers["other"].drain()
     assert applied() == dict.fromkeys((*names, "other"), 5)
 
 
