@@ -178,7 +178,7 @@ def test_a_worker_retries_what_it_was_asked_to_and_nothing_while_paused(
 
 @pytest.mark.parametrize("by", ["another process", "a pause"])
 def test_a_request_that_is_held_up_is_kept(desk: Desk, set_constants: SetConstants, by: str) -> None:
-    """When a worker has taken it already.  An operator who is held up is told."""
+    """When a worker has taken it already.  An operator who waits sees why."""
     set_constants("consuming.letter_retry", PATIENCE_S=0.0, ASK_EVERY_S=0.0)
     set_constants("operating.letters", LOCK_TIMEOUT_S=0.0)
     desk.refused = set()
