@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from fixtures.constants import SetConstants
 from fixtures.topologies import Cluster
 from penstock.clients import AsyncLogReader, AsyncLogWriter, LogReader, LogWriter
 
@@ -35,7 +36,9 @@ def test_a_log_on_several_nodes_is_written_and_read(cluster: Cluster) -> None:
         assert writer.evict(2, keep=0).available == 3
 
 
-def test_a_log_on_several_nodes_is_written_and_read_by_asyncio(cluster: Cluster) -> None:
+def test_a_log_on_several_nodes_is_written_and_read_by_asyncio(cluster: Cluster, set_constants: SetConstants) -> None:
+    set_constants("channels.log.log_reader", MAX_WAIT_S=60)
+
     async def story() -> None:
         writer = AsyncLogWriter.connect(cluster.url, "rides", shards=SHARDS)
         reader = AsyncLogReader.connect(cluster.url, "rides", shards=SHARDS)
