@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from channels.groups.conftest import GroupedLog, Reader
+from fixtures.constants import SetConstants
 from fixtures.logs import MakeWriter
 from penstock.channels.driving import drive
 from penstock.channels.scripts import operate
@@ -45,19 +46,39 @@ def test_a_read_of_a_group_ends_after_8_mib(large: GroupedLog, reader: Reader, r
     assert sizes == [9, 8, 8, 8, 8]
 
 
+def make_due(client: redis.Redis) -> None:
+    """Makes all pending records due again."""
+    due = "penstock:{work/0}:group:mailers:due"
+    pending: dict[Any, int] = dict.fromkeys(client.zrange(due, 0, -1), 1)
+    client.zadd(due, pending)
+
+
 def test_records_that_are_due_again_come_8_mib_at_a_time(
     large: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
     group = reader(retry_s=60, max_pending=100)
     while group.read(1000):
         pass
-    due = "penstock:{work/0}:group:mailers:due"
-    pending: dict[Any, int] = dict.fromkeys(redis_client.zrange(due, 0, -1), 1)
-    redis_client.zadd(due, pending)
+    make_due(redis_client)
     sizes = []
     while taken := group.read(1000):
         sizes.append(len(taken))
     assert sizes == [9, 8, 8, 8, 8]
+
+
+def test_the_entry_that_reaches_the_limit_is_the_last_one(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis, set_constants: SetConstants
+) -> None:
+    """Of new records, and of those that are due again."""
+    for _ in range(3):
+        work.append(1)
+    entries: Any = redis_client.xrange("penstock:{work/0}:log")
+    [(_, fields), *_] = entries
+    set_constants("channels.log.log_reader", MAX_BYTES=len(b"".join([*fields, *fields.values()])))
+    group = reader(retry_s=60)
+    assert [group.read().records.offsets for _ in range(4)] == [[1], [2], [3], []]
+    make_due(redis_client)
+    assert [group.read().records.offsets for _ in range(4)] == [[1], [2], [3], []]
 
 
 def test_shards_share_the_8_mib(packed: GroupedLog, reader: Reader) -> None:
