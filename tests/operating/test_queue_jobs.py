@@ -398,6 +398,7 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     found, count = list_limits(Store(connection), "jobs", limit=1)
     assert ([(each.name, each.set_at) for each in found], count) == ([("", None)], 2)
     assert "api   rate 5.0 " in penstock("queues", "limits", "jobs").stdout
+    assert penstock("queues", "limits", "typo").returncode == 2
     [action] = list_actions(Store(connection))
     assert action.title == "Limit a key of jobs"  # which one needs a right in the console
     assert action.command == "penstock queues limit jobs --key api --rate 5.0 --apply"
