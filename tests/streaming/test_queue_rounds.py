@@ -6,6 +6,7 @@ import redis
 
 from fixtures.constants import SetConstants
 from penstock import Queue
+from penstock.clients import FairQueue
 from penstock.database.registry import register_channel, registered_channels
 from penstock.database.store import Store
 from penstock.records import Epoch, Offset
@@ -56,8 +57,9 @@ def test_each_shard_has_its_turn_and_all_of_them_as_long_as_there_is_time(
 
 
 def test_what_redis_lacks_is_found_page_by_page(
-    queues: Queues, connection: psycopg.Connection, set_constants: SetConstants
+    queues: Queues, connection: psycopg.Connection, redis_client: redis.Redis, set_constants: SetConstants
 ) -> None:
+    """Of the journal, and of the waiting records that Redis was given."""
     set_constants("streaming.queues", RECONCILE_RECORDS=2)
     for offset in (1, 2, 3):
         stage(connection, 0, offset)
@@ -67,3 +69,8 @@ def test_what_redis_lacks_is_found_page_by_page(
         maintain(queues)
         seen.append(waiting(connection, given=True))
     assert seen == [[1, 2], [1, 2, 3], [1, 2, 3]]
+
+    connection.execute("DELETE FROM penstock.journal")
+    queue = FairQueue(redis_client, "jobs")
+    queue.delete("t", ["1", "2", "3"])
+    assert [(maintain(queues), len(queue))[1] for _ in range(3)] == [2, 3, 3]
