@@ -94,16 +94,21 @@ def test_when_all_have_room_again_all_is_fed(queue: FairQueue, streamer: Streame
     assert len(queue) == 3 * TENANTS
 
 
+@pytest.mark.usefixtures("shortest_rounds")
 def test_a_tenant_with_room_for_all_is_fed_more_than_one_record_a_round(
-    queue: FairQueue, streamer: Streamer, connection: Connection
+    queue: FairQueue, streamer: Streamer, connection: Connection, set_constants: SetConstants
 ) -> None:
+    """All of them, in a round that has the time."""
     connection.execute(STAGE, (1, 2 * REFILL_A_TENANT))
     streamer.drain()
     queue.limit(name(0), TenantLimits())
     before = waiting(connection, name(0))
     while waiting(connection, name(0)) == before:
         care(streamer)
-    assert before - waiting(connection, name(0)) >= REFILL_A_TENANT
+    assert before > before - waiting(connection, name(0)) >= REFILL_A_TENANT
+    set_constants("streaming.queues", MAINTAIN_S=600.0)
+    care(streamer)
+    assert waiting(connection, name(0)) == 0
 
 
 @pytest.mark.usefixtures("shortest_rounds")
