@@ -19,8 +19,14 @@ from penstock import (
     Log,
     Pipeline,
     Queue,
+    TenantLimits,
+    cancel,
+    find_group,
+    find_job,
+    limit,
     mark_dirty,
     mark_dirty_async,
+    retry,
     stage,
     stage_async,
     stage_many,
@@ -232,6 +238,28 @@ POOLED, OLDER = 'connect_args={"prepare_threshold": None}', "upgrade Penstock's 
 )
 def test_what_a_pooler_or_older_tables_refuse_is_refused_with_its_remedy(state: str, remedy: str) -> None:
     assert remedy in str(make_refusal(psycopg.errors.lookup(state)()))
+
+
+ABOUT_JOBS: list[Callable[[Any], object]] = [
+    lambda target: cancel(target, 1, of=JOBS, pipeline=PIPELINE),
+    lambda target: retry(target, 1, of=JOBS, pipeline=PIPELINE),
+    lambda target: limit(target, TenantLimits(), of=JOBS, tenant="t", pipeline=PIPELINE),
+    lambda target: find_job(target, 1),
+    lambda target: find_group(target, "g"),
+]
+
+
+@pytest.mark.parametrize("opened", [kind for kind in KINDS if kind is not by_psycopg_in_pipeline_mode])
+@pytest.mark.parametrize("call", ABOUT_JOBS)
+def test_what_asks_for_jobs_in_older_tables_names_the_remedy(
+    opened: Open, call: Callable[[Any], object], engine: Engine, database_url: str
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("ALTER SCHEMA penstock RENAME TO older"))
+    with abandoned(), opened(database_url) as connection:
+        with pytest.raises(StagingError, match=r"Postgres refused the query .*(3F000|42P01|42883).*: penstock init"):
+            call(connection)
+        raise Abandoned
 
 
 def test_psycopg_in_autocommit_mode_is_refused(application: Engine, database_url: str, staged: StagedRecords) -> None:

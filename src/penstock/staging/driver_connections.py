@@ -25,6 +25,7 @@ from penstock.staging.rows import (
     insert_steps,
     known_at,
     make_refusal,
+    missing_tables_named,
     run_steps,
 )
 
@@ -101,14 +102,16 @@ def read_rows(target: Any, schema: str, query: str, values: dict[str, Any]) -> R
     """Runs a query in the transaction of a session or connection.
 
     The query has ``{schema}`` and its values in braces.  Raises ``NotAttached`` for any other
-    target, async ones among them.
+    target, async ones among them, and ``StagingError`` where Penstock's tables are missing.
     """
     if isinstance(target, Session | scoped_session):
         target = target.connection(bind_arguments={"clause": staged_records(schema)})
     if isinstance(target, Connection):
-        return target.execute(text(_fill(query, schema, values, ":{}")), values).all()
+        with missing_tables_named():
+            return target.execute(text(_fill(query, schema, values, ":{}")), values).all()
     try:
-        return read_directly(target, _fill(query, schema, values, _PARAMETER), values)
+        with missing_tables_named():
+            return read_directly(target, _fill(query, schema, values, _PARAMETER), values)
     except TypeError as error:
         raise NotAttached(str(error)) from error
 
@@ -123,7 +126,8 @@ async def read_by_async_psycopg(
     """Runs a query like ``read_rows``, on psycopg's ``AsyncConnection``."""
     psycopg = sys.modules["psycopg"]
     async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
-        await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
+        with missing_tables_named():
+            await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
         rows: Rows = await cursor.fetchall()
         return rows
 

@@ -14,6 +14,7 @@ with INSERT alone can ask.  A role that may not call it skips the check.
 
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
@@ -263,8 +264,10 @@ def insert_rows(connection: Connection, insert: Insert) -> list[int]:
     raise failure
 
 
-def make_refusal(error: BaseException | None) -> StagingError | None:
-    """Makes the error for an insert that Postgres refused.
+def make_refusal(
+    error: BaseException | None, what: str = "the staged records"
+) -> StagingError | None:
+    """Makes the error for a statement that Postgres refused.
 
     None if the transaction or the connection failed.
     """
@@ -273,8 +276,21 @@ def make_refusal(error: BaseException | None) -> StagingError | None:
         return None
     hint = _HINTS.get(state, "see the server's log")
     return StagingError(
-        f"Postgres refused the staged records ({type(error).__name__}, SQLSTATE {state}): {hint}"
+        f"Postgres refused {what} ({type(error).__name__}, SQLSTATE {state}): {hint}"
     )
+
+
+@contextmanager
+def missing_tables_named() -> Iterator[None]:
+    """Names the remedy where a query meets no tables, or those of an older release."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's
+        refusal = make_refusal(cause, "the query")
+        if refusal is None or _HINTS.get(get_sqlstate(cause)) != _TABLES:
+            raise
+        raise refusal from None
 
 
 _make_statement = cache(text)
