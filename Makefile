@@ -32,7 +32,7 @@ test: venv  ## the tests, on real servers that they start themselves
 
 test-spark: venv  ## those that start Spark or are slow: its engine, its sources, reconciling on it; make test has the rest
 	@$(BIN)/python .ci/java-classes
-	@$(BIN)/python -m pytest -n 3 -m "(jvm or spark and slow) and not chaos and not storm" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "(jvm or spark and slow) and not chaos and not storm" $(ARGS)
 
 storm: venv  ## the longest tests: kills and faults under load (one of them takes STORM_FAULTS)
 	@$(BIN)/python -m pytest -m storm $(ARGS)

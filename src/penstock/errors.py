@@ -191,7 +191,7 @@ class StaleLease(PenstockError):
 
 
 class StagingError(PenstockError):
-    """A record cannot be staged, or jobs not asked for; roll the transaction back."""
+    """A record cannot be staged, or jobs not be asked for; roll the transaction back."""
 
 
 class InvalidRecord(_NamesField, StagingError):
