@@ -191,7 +191,10 @@ class StaleLease(PenstockError):
 
 
 class StagingError(PenstockError):
-    """A record cannot be staged, or jobs not be asked for; roll the transaction back."""
+    """Postgres, or the state of the connection, refuses a record or a call about jobs.
+
+    Roll the transaction back.
+    """
 
 
 class InvalidRecord(_NamesField, StagingError):

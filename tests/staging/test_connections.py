@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from penstock import (
     Queue,
     TenantLimits,
     cancel,
+    cancel_async,
     find_group,
     find_job,
     limit,
@@ -33,7 +35,7 @@ from penstock import (
     stage_many_async,
 )
 from penstock.errors import InvalidRecord, NotAttached, StagingError
-from penstock.staging.rows import make_refusal
+from penstock.staging.rows import make_refusal, refusals_explained
 from penstock.testing import assert_staged
 
 INDEX = Ick("index")
@@ -231,13 +233,26 @@ def test_a_refusal_by_postgres_is_one_typed_error_without_the_payload(
 
 
 POOLED, OLDER = 'connect_args={"prepare_threshold": None}', "upgrade Penstock's tables: penstock init"
+REMEDIES = {
+    **dict.fromkeys(("26000", "42P05"), POOLED),
+    **dict.fromkeys(("42P01", "42703", "42883", "3F000"), OLDER),
+    "42501": "GRANT penstock_producer",
+}
 
 
-@pytest.mark.parametrize(
-    ("state", "remedy"), [("26000", POOLED), ("42P05", POOLED), ("42P01", OLDER), ("42703", OLDER), ("42883", OLDER)]
-)
-def test_what_a_pooler_or_older_tables_refuse_is_refused_with_its_remedy(state: str, remedy: str) -> None:
-    assert remedy in str(make_refusal(psycopg.errors.lookup(state)()))
+@pytest.mark.parametrize(("state", "remedy"), REMEDIES.items())
+def test_what_a_pooler_older_tables_or_a_role_refuse_is_refused_with_its_remedy(state: str, remedy: str) -> None:
+    """Records, and queries about jobs."""
+    error = psycopg.errors.lookup(state)()
+    assert remedy in str(make_refusal(error))
+    with pytest.raises(StagingError, match=f"Postgres refused the query .*{re.escape(remedy)}"), refusals_explained():
+        raise error
+
+
+@pytest.mark.parametrize("state", ["22P02", "57014", "40001", "08006"])
+def test_what_has_no_remedy_of_ours_stays_the_drivers_error(state: str) -> None:
+    with pytest.raises(psycopg.errors.lookup(state)), refusals_explained():
+        raise psycopg.errors.lookup(state)
 
 
 ABOUT_JOBS: list[Callable[[Any], object]] = [
@@ -260,6 +275,13 @@ def test_what_asks_for_jobs_in_older_tables_names_the_remedy(
         with pytest.raises(StagingError, match=r"Postgres refused the query .*(3F000|42P01|42883).*: penstock init"):
             call(connection)
         raise Abandoned
+
+    async def ask() -> None:
+        async with await psycopg.AsyncConnection.connect(database_url) as connection:
+            await cancel_async(connection, 1, of=JOBS, pipeline=PIPELINE)
+
+    with pytest.raises(StagingError, match=r"Postgres refused the query .*: penstock init"):
+        asyncio.run(ask())
 
 
 def test_psycopg_in_autocommit_mode_is_refused(application: Engine, database_url: str, staged: StagedRecords) -> None:

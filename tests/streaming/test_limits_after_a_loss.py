@@ -233,7 +233,7 @@ def losses() -> Iterator[Any]:
         for harm in (restore, delete_limits, restore_limits, flush)
         for opens in ("open_worker", "open_reader")
     ]
-    # The harm must leave traces that any reader sees.
+    # An older copy leaves no trace that a reader without a pipeline sees; the loss of everything has its own line below.
     others = [other for other in others if other not in {(restore, "open_reader"), (flush, "open_worker")}]
     for number, (name, case) in enumerate(CASES.items()):
         yield pytest.param(case, flush, "open_worker", id=f"{name}, flush, open_worker")

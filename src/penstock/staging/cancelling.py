@@ -26,7 +26,7 @@ from penstock.staging.explicit import (
     resolve_async,
 )
 from penstock.staging.payload import key_text
-from penstock.staging.rows import Rows
+from penstock.staging.rows import Rows, refusals_explained
 from penstock.staging.rules import Declarations
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ def run_statement(
         target.flush()
     else:
         schema = require_pipeline(queue, pipeline, caller).scope.schema
-    return read_rows(target, schema, statement, values)
+    with refusals_explained():
+        return read_rows(target, schema, statement, values)
 
 
 async def run_statement_async(
@@ -202,7 +203,8 @@ async def run_statement_async(
     """Runs a statement like ``run_statement``, for async targets."""
     if is_async_driver(target):
         declarations = require_pipeline(queue, pipeline, caller)
-        return await read_by_async_psycopg(target, declarations.scope.schema, statement, values)
+        with refusals_explained():
+            return await read_by_async_psycopg(target, declarations.scope.schema, statement, values)
     rows: Rows = await resolve_async(target, caller).run_sync(
         run_statement, queue, statement, values, pipeline, caller
     )

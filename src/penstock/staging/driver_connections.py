@@ -25,7 +25,6 @@ from penstock.staging.rows import (
     insert_steps,
     known_at,
     make_refusal,
-    missing_tables_named,
     run_steps,
 )
 
@@ -72,8 +71,7 @@ def insert_directly(connection: Any, insert: Insert, caller: str) -> list[int]:
                 insert_steps(insert, checked_until, _PARAMETER), partial(_execute, cursor)
             )
     except errors as error:
-        # Django's has the driver's as its cause.
-        if (refusal := make_refusal(error.__cause__ if _is_django(connection) else error)) is None:
+        if (refusal := make_refusal(error)) is None:
             raise
     raise refusal  # outside ``except``: the driver's error may quote the payload
 
@@ -102,16 +100,14 @@ def read_rows(target: Any, schema: str, query: str, values: dict[str, Any]) -> R
     """Runs a query in the transaction of a session or connection.
 
     The query has ``{schema}`` and its values in braces.  Raises ``NotAttached`` for any other
-    target, async ones among them, and ``StagingError`` where Penstock's tables are missing.
+    target, async ones among them.
     """
     if isinstance(target, Session | scoped_session):
         target = target.connection(bind_arguments={"clause": staged_records(schema)})
     if isinstance(target, Connection):
-        with missing_tables_named():
-            return target.execute(text(_fill(query, schema, values, ":{}")), values).all()
+        return target.execute(text(_fill(query, schema, values, ":{}")), values).all()
     try:
-        with missing_tables_named():
-            return read_directly(target, _fill(query, schema, values, _PARAMETER), values)
+        return read_directly(target, _fill(query, schema, values, _PARAMETER), values)
     except TypeError as error:
         raise NotAttached(str(error)) from error
 
@@ -126,8 +122,7 @@ async def read_by_async_psycopg(
     """Runs a query like ``read_rows``, on psycopg's ``AsyncConnection``."""
     psycopg = sys.modules["psycopg"]
     async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
-        with missing_tables_named():
-            await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
+        await cursor.execute(_fill(query, schema, values, _PARAMETER), values)
         rows: Rows = await cursor.fetchall()
         return rows
 

@@ -14,6 +14,7 @@ from penstock.parsing import parse_json
 from penstock.records import DEFAULT_SCOPE
 from penstock.staging.driver_connections import read_rows
 from penstock.staging.explicit import Target, resolve_async
+from penstock.staging.rows import Rows, refusals_explained
 from penstock.staging.rules import Declarations, find_attachments
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def find_job(target: Target, job_id: int, *, pipeline: Declarations | None = Non
     Raises:
         NotAttached: The target is async: ``find_job_async``.
     """
-    rows = read_rows(target, _find_schema(target, pipeline), _JOB, {"wanted": job_id})
+    rows = _read(target, pipeline, _JOB, {"wanted": job_id})
     [(has_ended, progress, note, result, done_at)] = rows
     return JobReport(job_id, has_ended, progress, note, result and parse_json(result), done_at)
 
@@ -132,7 +133,7 @@ def find_group(
         NotAttached: The target is async: ``find_group_async``.
     """
     values = {"wanted": name, "with_results": "true" if with_results else "false"}
-    rows = read_rows(target, _find_schema(target, pipeline), _GROUP, values)
+    rows = _read(target, pipeline, _GROUP, values)
     for ids, remaining, dead, ended_at, results in rows:
         results_by_id = {int(id_): result for id_, result in parse_json(results or "{}").items()}
         return GroupReport(name, tuple(parse_json(ids)), remaining, dead, ended_at, results_by_id)
@@ -154,6 +155,13 @@ async def find_group_async(
         target, find_group, name, with_results=with_results, pipeline=pipeline
     )
     return report
+
+
+def _read(
+    target: Target, pipeline: Declarations | None, query: str, values: dict[str, Any]
+) -> Rows:
+    with refusals_explained():
+        return read_rows(target, _find_schema(target, pipeline), query, values)
 
 
 async def _await(

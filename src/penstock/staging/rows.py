@@ -256,7 +256,7 @@ def insert_rows(connection: Connection, insert: Insert) -> list[int]:
     try:
         return run_steps(insert_steps(insert, known_to_engine(connection)), execute)
     except DBAPIError as error:
-        failure = None if error.connection_invalidated else make_refusal(error.orig)
+        failure = None if error.connection_invalidated else make_refusal(error)
         if failure is None:
             error.hide_parameters = True
             failure = error
@@ -264,33 +264,36 @@ def insert_rows(connection: Connection, insert: Insert) -> list[int]:
     raise failure
 
 
-def make_refusal(
-    error: BaseException | None, what: str = "the staged records"
-) -> StagingError | None:
+def make_refusal(error: BaseException, what: str = "the staged records") -> StagingError | None:
     """Makes the error for a statement that Postgres refused.
 
     None if the transaction or the connection failed.
     """
-    state = get_sqlstate(error)
+    cause = _driver_error(error)
+    state = get_sqlstate(cause)
     if not state or state.startswith(_TRANSACTION_CLASSES):
         return None
     hint = _HINTS.get(state, "see the server's log")
     return StagingError(
-        f"Postgres refused {what} ({type(error).__name__}, SQLSTATE {state}): {hint}"
+        f"Postgres refused {what} ({type(cause).__name__}, SQLSTATE {state}): {hint}"
     )
 
 
 @contextmanager
-def missing_tables_named() -> Iterator[None]:
-    """Names the remedy where a query meets no tables, or those of an older release."""
+def refusals_explained() -> Iterator[None]:
+    """Names the remedy, where one is known, for an error of a query about jobs."""
     try:
         yield
     except Exception as error:
-        cause = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's
-        refusal = make_refusal(cause, "the query")
-        if refusal is None or _HINTS.get(get_sqlstate(cause)) != _TABLES:
+        refusal = make_refusal(error, "the query")
+        if refusal is None or get_sqlstate(_driver_error(error)) not in _HINTS:
             raise
         raise refusal from None
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """Returns the driver's error, which SQLAlchemy has as ``orig``, and Django as the cause."""
+    return getattr(error, "orig", None) or (not get_sqlstate(error) and error.__cause__) or error
 
 
 _make_statement = cache(text)

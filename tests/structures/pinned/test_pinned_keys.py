@@ -186,8 +186,7 @@ def test_a_refused_command_leaves_the_pins_as_they_were(pins: PinnedKeys, plain:
                 pins.put("ann", "1", 60)
                 held = pins.lock("bob").try_acquire()
                 pins.put("over", "1", 0.001)
-                while pins.ttl("over"):  # a millisecond; then it is over, and not reaped
-                    pass
+                eventually(lambda: not pins.ttl("over"), "it has ended, and nothing has reaped it", interval_s=0.001)
                 before = _records(plain)
                 try:
                     call(PinnedKeys(limited, "reports"))
