@@ -14,7 +14,7 @@ COMPILE = $(UV) pip compile --quiet --no-config --universal --python-version 3.1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-spark storm lowest newest between mutants bench lint types house pages manifests picture site release release-check lock clean
+.PHONY: help venv demo test test-spark java-classes storm lowest newest between mutants bench lint types house pages manifests picture site release release-check lock clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 19
@@ -30,9 +30,11 @@ demo: venv  ## watch records flow, break things, see them healed
 test: venv  ## the tests, on real servers that they start themselves
 	@$(BIN)/python -m pytest -n 3 $(ARGS)
 
-test-spark: venv  ## those that start Spark or are slow: its engine, its sources, reconciling on it; make test has the rest
-	@$(BIN)/python .ci/java-classes
+test-spark: java-classes  ## those that start Spark or are slow: its engine, its sources, reconciling on it; make test has the rest
 	@$(BIN)/python -m pytest -n 2 -m "(jvm or spark and slow) and not chaos and not storm" $(ARGS)
+
+java-classes: venv
+	@PYTHONPATH=tests $(BIN)/python -m fixtures.java_classes
 
 storm: venv  ## the longest tests: kills and faults under load (one of them takes STORM_FAULTS)
 	@$(BIN)/python -m pytest -m storm $(ARGS)
