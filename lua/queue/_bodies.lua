@@ -30,6 +30,14 @@ local function unpack_entry(entry)
   return fields[2], fields[8], fields[10], fields[11] == "record" and fields[12]
 end
 
+-- The record in a body, for a rebuild, which has not counted it: its generation is that of its writing, and may be the number of the
+-- rebuild's own if the clock was set back in between.
+local function unpack_body(packed)
+  local record = unpack_record(packed)
+  record.generation = 0
+  return record
+end
+
 -- The payload and headers of a message that waits or is leased; nil if they are gone.
 local function read_entry(record)
   local key = stream_key(record)

@@ -55,7 +55,7 @@ local function count_entry(stream, entry)
   local id, _, _, packed = unpack_entry(entry)
   local record = read_record(id)
   if not record and packed then
-    record = unpack_record(packed)
+    record = unpack_body(packed)
     record.state, record.stream, record.entry = "w", stream, entry[1]
     if redis.call("HEXISTS", parked, id) == 1 then
       record = nil
@@ -81,7 +81,7 @@ local function count_entry(stream, entry)
 end
 
 local function count_parked(id)
-  local record = read_record(id) or unpack_record((select(4, read_parked(id))))
+  local record = read_record(id) or unpack_body((select(4, read_parked(id))))
   if record.state ~= "d" and record.state ~= "x" then
     redis.call("HDEL", parked, id)
     return

@@ -462,6 +462,24 @@ def check(client: redis.Redis, *, examples: int) -> None:
     )
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 50.5])
+def test_a_message_is_counted_though_its_body_has_the_number_of_the_generation(
+    redis_client: redis.Redis, delay_s: float
+) -> None:
+    """Written after one rebuild, it is found by another at the same time of a clock that was set back between them."""
+    Model.client = redis_client
+    model, fields = Model(), ("elephant", "", None, delay_s, None, "normal")
+    model.begin(fields=[fields])
+    model.lose_all_records()
+    model.write(fields=[fields])
+    model.lose_a_key(name="meta")
+    model.lose_all_records()
+    model.counts_are_right()
+    model.limit("elephant", {"bytes": 2})
+    model.write(fields=[fields])  # there is no room
+    model.teardown()
+
+
 @pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_queue_matches_a_plain_model(redis_client: redis.Redis, examples: int) -> None:
     check(redis_client, examples=examples)
