@@ -23,6 +23,8 @@ local function enqueue(id, record, payload, headers)
   local account = tenant_account(record.tenant)
   queue.sequence = queue.sequence + 1
   record.rank = string.format(PADDING .. PADDING, next_rank(account, record), queue.sequence)
+  -- It may have waited at a gate before it was parked, and keys may have no limits now.
+  record.held = nil
   if gating then
     gating.pass(record, false)
   end

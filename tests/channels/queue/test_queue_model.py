@@ -480,6 +480,19 @@ def test_a_message_is_counted_though_its_body_has_the_number_of_the_generation(
     model.teardown()
 
 
+def test_a_dead_letter_that_waited_for_its_key_comes_back_though_keys_have_no_limits_any_more(
+    redis_client: redis.Redis,
+) -> None:
+    Model.client = redis_client
+    model = Model()
+    model.begin(fields=[("elephant", "k", None, 0.0, 15.5, "normal")])
+    model.limit_keys(limits={"k": KeyLimits(in_flight=1)})
+    model.pass_time(seconds=25.0)
+    model.limit_keys(limits={})
+    assert model.probe.run(model.probe.shard.redrive(["m0001"])) == 1
+    assert [given.id for given in model.probe.take()] == ["m0001"]
+
+
 @pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_queue_matches_a_plain_model(redis_client: redis.Redis, examples: int) -> None:
     check(redis_client, examples=examples)
