@@ -239,16 +239,20 @@ def test_statements_of_every_round_scan_no_table(connection: Connection, name: s
     assert not [line for (line,) in plan if "Seq Scan on staged_records" in line]
 
 
+@pytest.mark.parametrize("removed", [0, 100, 20000])
 @pytest.mark.parametrize(
     ("name", "step"), [("unpublished", "Index Scan using staged_records_pkey"), ("unpublished_checked", "Full Join")]
 )
 def test_batches_are_looked_up_by_id_by_a_plan_made_while_the_table_was_small(
-    connection: Connection, name: str, step: str
+    connection: Connection, name: str, step: str, removed: int
 ) -> None:
-    connection.execute(
+    insert = (
         "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) "
-        "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, 20)"
+        "SELECT 'c', 0, 'k', 'a', 'o', '{}' FROM generate_series(1, %s)"
     )
+    connection.execute(insert, [removed])
+    connection.execute("DELETE FROM penstock.staged_records")
+    connection.execute(insert, [20])
     connection.execute("ANALYZE penstock.staged_records")
     sql = statements(DEFAULT_SCOPE.schema)
     with connection.transaction():
