@@ -4,6 +4,7 @@ The module of a command is imported only when that command is run or asked for i
 ``penstock --help`` is fast.  A test compares the sentences below with those of the commands.
 """
 
+import gc
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -30,10 +31,16 @@ class CommandEntry:
     help: str
 
     def load(self) -> Any:
-        """Imports its module and builds the command."""
-        target = getattr(
-            import_module(f"penstock.cli.commands.{self.module}"), self.name.replace("-", "_")
-        )
+        """Imports its module and builds the command.
+
+        What is imported is no garbage: to look for some was an eighth of a start.
+        """
+        gc.disable()
+        try:
+            module = import_module(f"penstock.cli.commands.{self.module}")
+        finally:
+            gc.enable()
+        target = getattr(module, self.name.replace("-", "_"))
         if isinstance(target, typer.Typer):
             return typer.main.get_group(target)
         single = typer.Typer(add_completion=False)

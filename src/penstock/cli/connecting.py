@@ -22,7 +22,6 @@ from penstock.database.store import Store
 from penstock.embedded.directories import check_own, read_own, url_file
 from penstock.errors import InvalidSetting, ServerUnavailable
 from penstock.pipeline import Pipeline, get_scope
-from penstock.schema.initialise import initialise
 from penstock.schema.revisions import check_revision
 from penstock.settings import Settings
 
@@ -91,6 +90,8 @@ def _start_embedded(directory: Path, schema: str) -> Iterator[Servers]:
         return
     try:
         say(f"Started an embedded Postgres and Valkey in {directory}; they stop with this command.")
+        from penstock.schema.initialise import initialise  # noqa: PLC0415  alembic: a tenth of a start
+
         initialise(embedded.database_url, schema)
         yield Servers(embedded.database_url, embedded.redis_url)
     finally:
