@@ -16,6 +16,7 @@ from benchmarks.peer_scripts import find_peers
 from benchmarks.processor import Costs
 from benchmarks.servers import BenchServers
 from penstock import Pipeline, Queue, stage_many
+from penstock.cli.command import spared_from_garbage_collection
 from penstock.consuming import make_worker
 from penstock.streaming import Streamer
 
@@ -114,6 +115,7 @@ def _do_jobs(
             if (done := worker.drain()) != count:
                 raise NotMeasured(f"{done} of {count} jobs were done")
 
-        began = perf_counter()
-        costs = measure(servers, url, drain)
-        return costs, perf_counter() - began
+        with spared_from_garbage_collection():  # as ``penstock work``
+            began = perf_counter()
+            costs = measure(servers, url, drain)
+            return costs, perf_counter() - began

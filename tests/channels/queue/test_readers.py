@@ -4,6 +4,7 @@ import gc
 import threading
 from queue import SimpleQueue
 from time import monotonic
+from typing import Any
 
 import pytest
 import redis
@@ -43,6 +44,19 @@ def test_a_waiting_reader_can_be_stopped(queue: FairQueue) -> None:
         began = monotonic()
         assert reader.read(block_s=30) == []
         assert monotonic() - began < 20
+
+
+@pytest.mark.parametrize(("block_s", "blocking"), [(0.02, 0), (0.03, 1)])
+def test_a_short_wait_does_not_depend_on_the_timer_of_redis(
+    queue: FairQueue, redis_client: redis.Redis, block_s: float, blocking: int
+) -> None:
+    """A Redis with nothing else to do ends a BLPOP up to 100 ms late."""
+    with queue.reader() as reader:
+        reader.read()
+        redis_client.config_resetstat()
+        assert reader.read(block_s=block_s) == []
+        stats: Any = redis_client.info("commandstats")
+        assert stats.get("cmdstat_blpop", {"calls": 0})["calls"] == blocking
 
 
 def test_messages_of_one_shard_come_though_another_one_fails(redis_proxy: Proxy, redis_url: str) -> None:

@@ -23,6 +23,10 @@ log = structlog.get_logger("penstock.queue")
 MAX_WAIT_S = 1.0
 """Longest wait for a wake-up, in seconds."""
 
+SHORT_WAIT_S = 0.02
+"""A wait of so many seconds, or fewer, is a pause: a server with nothing else to do notices the end
+of a blocking command up to 100 ms late."""
+
 CLUSTER_POLL_S = 0.02
 """Pause between two rounds over shards on several servers of a Cluster, in seconds."""
 
@@ -117,7 +121,7 @@ class Rounds:
         That is so if the last round left nothing in any shard, nothing has been due since, and a
         new message wakes a reader.
         """
-        return self._unread == 0 and self.due_at > monotonic() and self.pause_s(0.0) is None
+        return self._unread == 0 and self.due_at > monotonic() and self.pause_s(MAX_WAIT_S) is None
 
     def _is_read(self, number: int) -> bool:
         return number not in self.left_out and not self.unusable.is_left_out(self._place(number))
@@ -245,12 +249,14 @@ class Rounds:
     def pause_s(self, seconds: float) -> float | None:
         """Returns seconds to pause instead of waiting for a wake-up.
 
-        Returns None if there is a list to wait on.
+        Returns None if there is a list to wait on, for longer than ``SHORT_WAIT_S``.
         """
         wakes = len(self.wakes())
         if not wakes:
             return min(seconds, LEFT_OUT_S)
-        return min(seconds, CLUSTER_POLL_S) if self.is_cluster and wakes > 1 else None
+        if self.is_cluster and wakes > 1:
+            return min(seconds, CLUSTER_POLL_S)
+        return seconds if seconds <= SHORT_WAIT_S else None
 
     def exhausted(self, leases: Sequence[LeaseState]) -> list[Settlement]:
         """Dead-letters messages that were handed over too often.
