@@ -71,8 +71,8 @@ class Acknowledger:
         with suppress(queue.Empty):
             jobs = self._outbox.ended.get(timeout=None if wait_s is None else max(0.0, wait_s))
             batch: list[Ended | None] = [None] if jobs is None else [*jobs]
-            if len(batch) == 1 and (together_s := self._prefetch.together_s()) > 0.0:
-                sleep(together_s)
+            if jobs is not None and len(batch) < ITEMS:
+                sleep(self._prefetch.together_s())
             while len(batch) < ITEMS and batch[-1] is not None and not self._outbox.ended.empty():
                 jobs = self._outbox.ended.get()
                 batch += [None] if jobs is None else jobs
