@@ -126,7 +126,6 @@ def test_the_check_finds_an_index_that_missed_a_change(
     ("engine", "seconds", "drift"),
     [
         pytest.param(*("inline", "3", "--no-reconcile"), marks=pytest.mark.slow),
-        pytest.param(*("inline", "4", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
         pytest.param(*("stealing", "10", "--no-reconcile"), marks=[pytest.mark.storm, pytest.mark.timeout(600)]),
         pytest.param(*("stealing", "5", "--reconcile"), marks=[pytest.mark.chaos, pytest.mark.timeout(600)]),
         pytest.param(

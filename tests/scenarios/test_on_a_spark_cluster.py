@@ -108,7 +108,7 @@ def test_lost_executors_workers_and_drivers_lose_and_double_nothing(
     server = EmbeddedRedis(tmp_path / "redis")
     server.start()
     demo = OnCluster(
-        "spark", 40.0, database_url, server.url, lambda: False, reconcile=False, kills=1, master=cluster.url
+        "spark", 32.0, database_url, server.url, lambda: False, reconcile=False, kills=1, master=cluster.url
     )
     events: dict[str, float] = {}
 
@@ -124,7 +124,7 @@ def test_lost_executors_workers_and_drivers_lose_and_double_nothing(
             ("the driver is killed", lambda: os.kill(demo._started[0].pid or 0, signal.SIGKILL)),
         )
         for name, what in harms:
-            pause.wait(6)
+            pause.wait(4)
             events[name] = monotonic()
             what()
 

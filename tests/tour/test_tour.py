@@ -169,7 +169,12 @@ class Shop:
         self.postgres.remove()
 
 
-@pytest.fixture(params=[pytest.param("inline", marks=pytest.mark.slow), pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(
+    params=[
+        pytest.param("inline", marks=pytest.mark.slow),
+        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.storm]),
+    ]
+)
 def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     """On Spark it starts a JVM of its own: the tour is that of ``penstock run``."""
     directory = Path(tempfile.mkdtemp(prefix="tour-"))  # short: socket paths are limited
