@@ -19,6 +19,7 @@ from penstock.database.registry import register_channel
 from penstock.database.statements import statements
 from penstock.database.store import Store
 from penstock.declaring.unique import KeyLimits, TenantLimits
+from penstock.errors import InvalidName, Unknown
 from penstock.operating.jobs.browsing import JobFilter, find_jobs, list_jobs, parse_filter
 from penstock.operating.jobs.changes import Cancellation, cancel_jobs, count_jobs, jobs_command, move_due, retry_jobs
 from penstock.operating.jobs.queue_limits import list_limits
@@ -71,6 +72,12 @@ def test_jobs_are_listed_wherever_they_are(
             ("k", "n", True),
             ("k", "", True),
         ]
+        created = connection.execute("SELECT created_at FROM penstock.staged_records ORDER BY id").fetchall()
+        assert [(job.action, job.object, job.staged_at) for job in found] == [
+            ("send", "receipt", at) for (at,) in created
+        ]
+        without = list_jobs(Store(connection), None, "jobs")
+        assert [job.state for job in without] == ["unknown", "unknown", "waiting", "delayed", "delayed", "unknown"]
         lease.done()
 
 
@@ -168,11 +175,15 @@ def test_a_filter_takes_what_it_says_in_pages_of_any_size_and_of_no_other_queue(
         listed = list_jobs(Store(connection), redis_client, "jobs", JobFilter(), after_id=after, limit=most)
         assert [job.id for job in listed] == every[after : after + most]
     assert list_jobs(Store(connection), redis_client, "jobs", parse_filter({"before": "1h"})) == []
+    assert parse_filter({"id": "1,2", "up_to": "9", "state": ""}) == JobFilter([1, 2], up_to=9)
+    for wrong in ({"id": "1,x"}, {"up_to": "x"}, {"state": "lost"}):
+        with pytest.raises(InvalidName, match="give"):
+            parse_filter(wrong)
 
 
 BEFORE = datetime(2026, 11, 30, tzinfo=UTC)
 SOME = [
-    *product(("jobs", "others"), ("a", "b"), ("k", None), ("n", None), (BEFORE - timedelta(microseconds=1), BEFORE))
+    *product(("a", "b"), ("k", None), ("n", None), (BEFORE - timedelta(microseconds=1), BEFORE), ("jobs", "others"))
 ]
 NARROWED: list[JobFilter] = [
     JobFilter(ids, tenant, key, name, None, before, up_to)
@@ -187,7 +198,7 @@ def test_a_filter_takes_the_same_of_jobs_and_of_dead_letters(statement: str, con
     """A role that reads no headers cannot narrow by what is in them."""
     rows = [
         (id_, channel, tenant, json.dumps({"penstock": {"key": key, "unique": {"name": name}}}), at)
-        for id_, (channel, tenant, key, name, at) in enumerate(SOME, 1)
+        for id_, (tenant, key, name, at, channel) in enumerate(SOME, 1)
     ]
     columns, table = "(record_id, channel, key, headers, staged_at", "dead_letters"
     more = "consumer, shard, \"offset\", action, object, data, reason, attempts) VALUES (%s, %s, %s, %s, %s, 'c', 0"
@@ -197,15 +208,16 @@ def test_a_filter_takes_the_same_of_jobs_and_of_dead_letters(statement: str, con
     ends = ", %s, 'a', 'o', '1', 'r', 1)" if statement == "letters" else ", 'a', 'o', '1')"
     with connection.cursor() as cursor:
         offsets = [(*row, row[0]) if statement == "letters" else row for row in rows]
-        cursor.executemany(f"INSERT INTO penstock.{table} {columns}, {more}{ends}".encode(), offsets)
+        # Backwards: the rows of a table are not in the order of their ids.
+        cursor.executemany(f"INSERT INTO penstock.{table} {columns}, {more}{ends}".encode(), offsets[::-1])
     place = 4 if statement == "letters" else 0
     for of in NARROWED:
         values = {**of.parameters("jobs"), "after": 1, "newest": 15, "limit": 99}
         found = [row[place] for row in connection.execute(statements("penstock")[statement], values)]
         has_headers = statement != "jobs_without_headers"
-        assert found == [
+        assert (sorted(found) if statement == "letters" else found) == [
             id_
-            for id_, (channel, tenant, key, name, at) in enumerate(SOME, 1)
+            for id_, (tenant, key, name, at, channel) in enumerate(SOME, 1)
             if channel == "jobs"
             and (statement == "letters" or 1 < id_ <= 15)
             and (of.ids is None or id_ in of.ids)
@@ -230,6 +242,7 @@ def test_what_an_operator_does_is_done_to_what_a_filter_takes_and_to_nothing_els
     assert move_due(Store(connection), redis_client, "jobs", of, later) == len(moved) == 2
     assert dues() == {id_: later if id_ in moved else due for id_, due in before.items()}
 
+    before = dues()
     planned = retry_jobs(Store(connection), redis_client, "jobs", JobFilter(tenant="a"), apply=True)
     assert {(each.state, each.outcome): each.jobs for each in planned} == {
         ("leased", "nothing: a worker has it"): 2,
@@ -238,7 +251,12 @@ def test_what_an_operator_does_is_done_to_what_a_filter_takes_and_to_nothing_els
         ("delayed", "nothing: another job could take its unique name meanwhile"): 1,
         ("dead", "nothing: it becomes a dead letter within seconds"): 2,
     }
-    assert all(due is not None and due < later for id_, due in dues().items() if id_ in moved)
+    changed = {id_: due for id_, due in dues().items() if due != before[id_]}
+    due_now = {
+        id_ for id_, job in some_of_each.items() if job.tenant == "a" and job.state == "delayed" and job.is_movable
+    }
+    assert changed.keys() == due_now | moved
+    assert all(due is not None and due < later for due in changed.values())
 
     of = JobFilter(tenant="b", state="delayed")
     assert cancel_jobs(Store(connection), redis_client, "jobs", of) == Cancellation(cancelled=2, running=0)
@@ -335,6 +353,8 @@ def test_jobs_are_cancelled_by_a_plan_that_is_carried_out(
     small = JobFilter((602, 603))
     assert cancel_jobs(Store(connection), redis_client, "jobs", small) == Cancellation(cancelled=2, running=0)
     assert jobs_command(small, "cancel", "jobs") == "penstock jobs cancel jobs 602 603 --apply"
+    older = JobFilter(before=datetime(2026, 11, 30, 8, 0, 0, 5, tzinfo=UTC))
+    assert jobs_command(older, "retry", "jobs") == "penstock jobs retry jobs --before 2026-11-30T08:00:00+00:00 --apply"
 
     assert [job.id for job in list_jobs(Store(connection), redis_client, "jobs")] == [601]
     queue = FairQueue(redis_client, "jobs")
@@ -386,6 +406,11 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     connection: Connection, penstock: CommandLine, streamer: Streamer
 ) -> None:
     register_channel(Store(connection), Queue("jobs", key_limits={"": KeyLimits(in_flight=1)}))
+    others = Queue("others", key_limits={"x": KeyLimits(in_flight=1)})
+    register_channel(Store(connection), others)
+    limit(connection, TenantLimits(weight=2), of=others, tenant="y", pipeline=Pipeline([others]))
+    with pytest.raises(Unknown, match="jobz"):
+        list_limits(Store(connection), "jobz")
     words = "queues", "limit", "jobs", "--key", "api", "--rate", "5"
     planned = penstock(*words)
     assert planned.stdout.startswith("key 'api' of jobs: no limits of its own → rate 5.0\n"), planned.stderr
@@ -404,7 +429,7 @@ def test_limits_are_listed_set_by_a_plan_and_taken_back(
     assert action.command == "penstock queues limit jobs --key api --rate 5.0 --apply"
 
     assert penstock("queues", "limit", "jobs", "--key", "api", "--remove", "--apply").returncode == 0
-    assert connection.execute("SELECT count(*) FROM penstock.queue_limits").fetchone() == (0,)
+    assert connection.execute("SELECT name FROM penstock.queue_limits").fetchall() == [("y",)]
     limit(connection, TenantLimits(weight=1), of=Queue("jobs"), tenant="a", pipeline=Pipeline([Queue("jobs")]))
     assert [(each.limits, each.text) for each in list_limits(Store(connection), "jobs", name="a")[0]] == [({}, "none")]
     of_tenant = "queues", "limit", "jobs", "--tenant", "", "--elastic", "2", "--bytes", "900", "--apply"

@@ -70,8 +70,7 @@ WHERE channel = %(channel)s
   AND (%(ids)s::bigint[] IS NULL OR record_id = ANY (%(ids)s::bigint[]))
   AND (%(tenant)s::text IS NULL OR key = %(tenant)s)
   AND (%(key)s::text IS NULL OR headers -> %(reserved)s::text ->> 'key' = %(key)s)
-  AND (%(unique)s::text IS NULL OR headers -> %(reserved)s::text -> 'unique' ->> 'name' = %(unique)s)
-ORDER BY consumer, channel, shard, "offset";
+  AND (%(unique)s::text IS NULL OR headers -> %(reserved)s::text -> 'unique' ->> 'name' = %(unique)s);
 
 -- :name ended
 -- How many of the ids are neither jobs nor dead letters any more.
