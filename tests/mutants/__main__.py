@@ -37,7 +37,7 @@ AREAS = {
     "reconcile": ("reconciling", "reconciling cli/test_reconcile*"),
     "letters": (
         "consuming/letter_retry consuming/dead_lettering operating/letters consuming/queue/job_dead_letters",
-        "consuming operating/*letters* operating/test_remedies* jobs/test_[iw]* jobs/test_retried*",
+        "consuming operating/*letters* operating/test_remedies* jobs/test_[iw]* jobs/test_retried* statements/test_uses*",
     ),
     "queues": (
         "lua/queue channels/queue structures/fair_queue",

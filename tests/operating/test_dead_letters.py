@@ -43,8 +43,8 @@ class Desk:
     def letters(self) -> list[DeadLetterRow]:
         return of_consumer(Store(self.connection), "reader")
 
-    def retry(self, letters: list[DeadLetterRow] | None = None) -> list[Retried]:
-        return retry(self.flow, self.letters() if letters is None else letters, self.url)
+    def retry(self, letters: list[DeadLetterRow] | None = None, **options: Any) -> list[Retried]:
+        return retry(self.flow, self.letters() if letters is None else letters, self.url, **options)
 
     def effects(self) -> list[str]:
         rows = self.connection.execute("SELECT word FROM public.effects ORDER BY number").fetchall()
@@ -204,26 +204,33 @@ def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk, set_co
     """As recruits do: there is no loop that a request could wait for.  More than it takes at once, it takes at once again."""
     set_constants("consuming.letter_retry", ASK_EVERY_S=1e6)
     desk.refused = set()
-    desk.connection.execute(
+    more = (
         'INSERT INTO penstock.dead_letters (consumer, channel, shard, "offset", record_id, key, action, object, data, '
         "staged_at, reason, attempts) SELECT 'reader', 'things', 0, n, n, 'c' || n, 'said', 'word', "
         "jsonb_build_object('word', 'c' || n), now(), 'r', 1 FROM generate_series(101, 120) n"
     )
+    desk.connection.execute(more)
     request_retries(Store(desk.connection), desk.letters())
 
-    for _ in range(3):
+    for _ in range(4):  # the last one finds no request, and asks no more for a while
         desk.worker.slice(10, lambda: False)
 
     assert desk.letters() == []
+    desk.connection.execute(more.replace("101, 120", "121, 121"))
+    assert request_retries(Store(desk.connection), desk.letters()) == 1
+    desk.worker.slice(10, lambda: False)
+    assert [letter.retry_requested_at is not None for letter in desk.letters()] == [True]
 
 
 def test_a_parked_record_waits_for_the_earlier_one(desk: Desk) -> None:
     desk.refused = set()
 
-    done = desk.retry([at(desk.letters(), parse_place("things/0 offset 3"))])
+    # Frames are for set-based consumers alone.
+    done = desk.retry([at(desk.letters(), parse_place("things/0 offset 3"))], make_frame=pytest.fail)
 
     assert [each.outcome for each in done] == ["kept"]
     assert desk.effects() == ["b1"]
+    assert {each.outcome for each in desk.retry(make_frame=pytest.fail)} == {"applied"}
 
 
 def test_a_letter_that_another_process_has_retried_is_not_applied_twice(desk: Desk) -> None:

@@ -131,8 +131,8 @@ def _page(
     limit: int | None,
 ) -> list[DeadLetterRow]:
     names = ("channel", "shard", "offset")
-    begin = {f"after_{name}": getattr(after, name) if after else -1 for name in names}
-    begin |= {"after_channel": after.channel if after else ""}
+    position = (getattr(after, name) for name in names) if after else ("", -1, -1)
+    begin = dict(zip((f"after_{name}" for name in names), position, strict=True))
     return _read(
         store,
         "dead_letters_of",

@@ -119,7 +119,7 @@ class JobDeadLetters:
                 "records": MAX_FOLLOWED,
             },
         )
-        return checkpoint.offset if offset is None else Offset(max(offset, checkpoint.offset))
+        return checkpoint.offset if offset is None else Offset(offset)
 
 
 def _busy() -> NotApplied:
