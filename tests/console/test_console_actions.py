@@ -152,12 +152,48 @@ def test_what_has_changed_since_its_plan_is_planned_again(see_as: As, connection
 def test_a_cancellation_of_many_takes_no_more_than_its_plan_says(
     see_as: As, connection: Connection, set_constants: SetConstants
 ) -> None:
-    set_constants("console.actions", MAX_CHOSEN=1)
-    connection.execute(STAGE_JOB.encode())
+    """Over two pages of jobs; one that is done meanwhile, the newest, is no other plan."""
+    set_constants("console.actions", MAX_CHOSEN=501)
+    connection.execute(f"{STAGE_JOB} AND key = 'k' LIMIT 1".encode())
+    for _ in range(9):
+        connection.execute(f"{STAGE_JOB} AND key = 'k'".encode())
     client, given = see_as(*RIGHTS), GIVEN["cancel"]
-    client.post("/act/cancel", data=given | plan(client, "cancel", given))
+    shown = client.get("/act/cancel", params=given).text
+    assert "501 jobs now." in shown
+    assert "A plan takes up to 501; make another plan for the others." in shown
+    fields = plan(client, "cancel", given)
+    newest = (
+        "SELECT id FROM penstock.staged_records WHERE channel = 'jobs' AND key = 'k' ORDER BY id LIMIT 1 OFFSET 500"
+    )
+    connection.execute(f"DELETE FROM penstock.staged_records WHERE id = ({newest})".encode())
+    assert client.post("/act/cancel", data=given | fields).status_code == 303
 
-    assert connection.execute("SELECT count(*) FROM penstock.cancellations").fetchall() == [(1,)]
+    assert connection.execute("SELECT count(*) FROM penstock.cancellations").fetchall() == [(500,)]
+
+
+@pytest.mark.parametrize("action", ["resume", "run"])
+def test_an_action_that_fails_is_not_noted(see_as: As, connection: Connection, action: str) -> None:
+    client, given = see_as(*RIGHTS), GIVEN[action]
+    prepare(connection)
+    fields = plan(client, action, given)
+    connection.execute("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$")
+    for table in ("pauses", "schedules"):
+        connection.execute(f"CREATE TRIGGER no BEFORE DELETE OR UPDATE ON penstock.{table} EXECUTE FUNCTION refuse()")
+    before = done(connection)
+
+    assert client.post(f"/act/{action}", data=given | fields).status_code >= 500
+    assert (done(connection), list_actions(Store(connection))) == (before, [])
+
+
+def test_jobs_are_chosen_by_what_redis_knows_and_moved_into_the_future(see_as: As, connection: Connection) -> None:
+    client, given = see_as(*RIGHTS), GIVEN["move-due"] | {"state": "waiting"}
+    assert "1 job now." in client.get("/act/cancel", params=GIVEN["cancel"] | {"state": "waiting"}).text
+    assert client.get("/act/run", params={"name": "nope"}).status_code == 404
+    assert client.post("/act/move-due", data=given | plan(client, "move-due", given)).status_code == 303
+
+    due = "SELECT (headers -> %s ->> 'due')::bigint / 1000 - extract(epoch FROM now()) FROM penstock.staged_records"
+    [(after_s,)] = connection.execute(f"{due} WHERE channel = 'jobs' AND key = 'k'".encode(), (RESERVED,)).fetchall()
+    assert 7100 < after_s <= 7200
 
 
 MANY_LETTERS = """
