@@ -18,6 +18,7 @@ from fixtures.constants import SetConstants
 from fixtures.crash_points import QUEUE_CRASH_POINTS, Killed, at_crash_points
 from fixtures.flow import Site, retain_now
 from penstock import Log, Pipeline, Queue, Unique, limit, stage, stage_many
+from penstock.channels.routing import choose_hand
 from penstock.clients import FairQueue, Lease
 from penstock.crash_points import install_crashpoint
 from penstock.database.connections import Connection
@@ -34,8 +35,8 @@ JOB: Any = {"action": "send", "object": "receipt"}
 
 
 @pytest.fixture
-def jobs() -> Queue:
-    return Queue(NAME, keep=timedelta(0))
+def jobs(request: pytest.FixtureRequest) -> Queue:
+    return Queue(NAME, keep=timedelta(0), **getattr(request, "param", {}))
 
 
 @pytest.fixture
@@ -132,6 +133,14 @@ def test_a_staged_job_is_done_once(put: Put, streamer: Streamer, worker: Worker,
     assert outstanding(connection) == 0
     assert streamer.drain() == 0
     assert worker.work() == []
+
+
+@pytest.mark.parametrize("jobs", [{"streams": 8, "hand": 3}], indirect=True)
+def test_a_tenants_messages_are_in_the_streams_of_its_hand(publish: Put, redis_client: RedisClient) -> None:
+    publish(*range(9))
+
+    lengths = {number: redis_client.xlen(f"penstock:{{jobs/0}}:s{number}") for number in range(8)}
+    assert {number: length for number, length in lengths.items() if length} == dict.fromkeys(choose_hand("a", 8, 3), 3)
 
 
 def test_a_message_has_the_records_parts(worker: Worker, publish: Put) -> None:
