@@ -143,6 +143,24 @@ def test_a_tenants_messages_are_in_the_streams_of_its_hand(publish: Put, redis_c
     assert {number: length for number, length in lengths.items() if length} == dict.fromkeys(choose_hand("a", 8, 3), 3)
 
 
+def test_what_a_redis_has_lost_is_given_again_from_the_next_write_on(
+    publish: Put, put: Put, streamer: Streamer, connection: Connection, redis_client: RedisClient
+) -> None:
+    publish(1, delay=3 * 3600)
+    connection.execute("UPDATE penstock.waiting_records SET due = due - interval '150 minutes'")
+    streamer.drain()
+    assert waiting(connection, given=True) == 1
+    redis_client.flushall()
+    put(2)
+    streamer.stream()
+    assert (waiting(connection, given=True), waiting(connection)) == (0, 1)
+    assert streamer.maintain() == 1
+
+    streamer.drain()
+    stats = FairQueue(redis_client, NAME).stats()
+    assert (stats.waiting, stats.delayed) == (1, 1)
+
+
 def test_a_message_has_the_records_parts(worker: Worker, publish: Put) -> None:
     publish(1, tenant=("a", 7), headers={"big": 0.1}, key="k", deadline=FAR)
 
