@@ -128,11 +128,15 @@ def test_a_visitor_without_keys_sees_no_tenant_and_asks_for_none(see_as: As) -> 
     assert see_as("see", "drop").get("/act/cancel?channel=jobs&unique=u").status_code == 403
 
 
-def test_a_payload_is_shown_by_right_where_it_is_asked_for(see_as: As) -> None:
-    texts = [see_as(*rights).get("/jobs/jobs/3?payload").text for rights in (("see",), ("see", "payloads"))]
+@pytest.mark.parametrize("page", ["/jobs/jobs/3", "/dead-letters/refuses/things/0/1"])
+def test_a_payload_is_shown_by_right_where_it_is_asked_for(see_as: As, page: str) -> None:
+    texts = [see_as(*rights).get(f"{page}?payload").text for rights in (("see",), ("see", "payloads"))]
 
     assert ["secret" in text for text in texts] == [False, True]
-    assert "secret" not in see_as("see", "payloads").get("/jobs/jobs/3").text
+    assert "secret" not in see_as("see", "payloads").get(page).text
+
+
+def test_a_job_that_is_unknown_is_not_found(see_as: As) -> None:
     assert see_as("see").get("/jobs/jobs/99").status_code == 404
 
 

@@ -19,6 +19,7 @@ from penstock.console.pages import MAX_ROWS
 from penstock.database.connections import Connection
 from penstock.database.driver_errors import postgres_errors
 from penstock.database.store import Store
+from penstock.operating.pausing import pause
 from penstock.operating.tracing.causes import search_key
 
 LETTERS = """
@@ -186,6 +187,25 @@ def test_whatever_is_cut_says_by_how_much_and_where_the_rest_is(
     set_constants("console.actions", MAX_KINDS=1)
     missing = {path: [word for word in words if word not in client.get(path).text] for path, words in CUTS.items()}
     assert {path: words for path, words in missing.items() if words} == {}
+
+
+def test_nothing_is_said_of_more_where_all_is_shown(client: TestClient) -> None:
+    pages = {path: client.get(path).text for path in (*CUTS, "/schedules", "/workers", "/actions")}
+    assert {path: re.findall(r"[\d,]+ more \w+: |Older ones: ", page) for path, page in pages.items()} == dict.fromkeys(
+        pages, []
+    )
+
+
+def test_a_consumer_is_in_the_first_state_that_holds_it(client: TestClient, connection: Connection) -> None:
+    pause(Store(connection), "consumer", "done", reason="a deploy", by="ann")
+    rows = client.get("/consumers").text.split("<tr>")
+    states = {
+        name: state
+        for row in rows
+        for name, state in re.findall(r'consumers/(\w+)">.*<span class="state [\w-]+">([\w ]+)<', row, re.DOTALL)
+    }
+    expected = {"done": "paused", "halted": "halted", "grower": "waiting", "late": "behind"}
+    assert {name: states[name] for name in expected} == expected
 
 
 def test_what_is_furthest_behind_is_shown_first(client: TestClient) -> None:
