@@ -536,6 +536,7 @@ def test_a_duplicate_of_a_job_whose_effect_is_there_is_not_dropped(
     [lease] = worker.reader.read()
     connection.execute("SELECT penstock.finish_records('jobs', %s)", ([int(lease.message.id)],))
     publish(2, unique=Unique("x"))
+    assert waiting(connection) == 1
     lease.done()
     connection.execute("UPDATE penstock.waiting_records SET due = now()")
     streamer.drain()
