@@ -1,6 +1,7 @@
 """Dead letters are retried once, in order, or dropped."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.consuming.log.log_worker import LogWorker
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.store import Store
 from penstock.declaring.outcomes import HandlerOutcome
-from penstock.errors import BrokenTransaction, ServerUnavailable, Unknown
+from penstock.errors import BrokenTransaction, DeclarationError, ServerUnavailable, Unknown
 from penstock.operating.channels import reshard
 from penstock.operating.letters import LetterFilter, at, drop, newest, of_consumer, read_record, request_retries, retry
 from penstock.operating.pausing import pause, resume
@@ -220,6 +221,13 @@ def test_a_worker_that_works_in_slices_takes_requests_as_well(desk: Desk, set_co
     assert request_retries(Store(desk.connection), desk.letters()) == 1
     desk.worker.slice(10, lambda: False)
     assert [letter.retry_requested_at is not None for letter in desk.letters()] == [True]
+
+
+def test_dead_letters_of_a_set_based_consumer_are_retried_on_spark(desk: Desk, things: Log) -> None:
+    desk.flow.consumer(reads=things, name="frames", dataframe=True)(lambda _session, _frame: None)
+    letters = [replace(letter, consumer="frames") for letter in desk.letters()]
+    with pytest.raises(DeclarationError, match="retried on Spark: penstock dead-letters retry frames"):
+        desk.retry(letters)
 
 
 def test_a_parked_record_waits_for_the_earlier_one(desk: Desk) -> None:
