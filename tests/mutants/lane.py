@@ -23,6 +23,9 @@ LIMIT_S = 120
 BUDGET_S = 45
 """Seconds of tests of a mutant that survives."""
 
+FULL = "too many clients"
+"""What Postgres says when earlier mutants have left connections open: that test has caught nothing."""
+
 SPOILED = 8
 """Tests that may fail after a mutant, before there is something wrong with the process."""
 
@@ -117,7 +120,9 @@ class Lane:
         began, passed = monotonic(), 0
         with suppress(CannotSwap), mistake(mutant, mutant.make((ROOT / mutant.path).read_text()) or ""):
             for test in tests:
-                if self._run(test, max(20, 6 * self._durations[test.nodeid])):
+                if failure := self._run(test, max(20, 6 * self._durations[test.nodeid])):
+                    if FULL in failure:
+                        return Outcome(mutant, "undecided", failure), test
                     return Outcome(mutant, "caught", f"<- {test.nodeid}"), test
                 passed += 1
                 if monotonic() - began > BUDGET_S:

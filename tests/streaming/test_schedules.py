@@ -154,7 +154,7 @@ def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(given: dict[s
     pipeline = Pipeline([JOBS])
 
     with pytest.raises(DeclarationError, match=says):
-        pipeline.every(given.pop("every"), **{"to": JOBS, "name": "s", **given})
+        pipeline.every(**{"to": JOBS, "name": "s", **given})
     pipeline.every("1h", to=JOBS, name="once")
     with pytest.raises(DeclarationError, match="once is declared twice"):
         pipeline.every("2h", to=JOBS, name="once")
