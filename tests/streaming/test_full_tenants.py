@@ -126,3 +126,23 @@ def test_of_a_tenant_with_room_for_some_the_others_are_left_as_they_are(
 
     assert 0 < len(left) < len(before) - 1
     assert {*left} <= {*before}
+
+
+@pytest.mark.usefixtures("shortest_rounds")
+def test_tenants_beyond_the_bytes_of_a_step_come_next(
+    redis_client: RedisClient, streamer: Streamer, connection: Connection, set_constants: SetConstants
+) -> None:
+    """A step that reads one record of three tenants is not taken for one that has tried all three."""
+    made = FairQueue(redis_client, "jobs")
+    made.limit_all(TenantLimits(bytes=10))
+    made.write_many([NewMessage(name(t), "0123456789") for t in range(3)])
+    connection.execute(STAGE, (3, 1))
+    streamer.drain()
+    made.limit(name(2), TenantLimits())
+    set_constants("streaming.unpublished", BATCH_BYTES=1)
+    assert [waiting(connection, name(t)) for t in range(3)] == [1, 1, 1]
+
+    fed = sum(care(streamer) for _ in range(4))
+
+    assert fed == 1
+    assert [waiting(connection, name(t)) for t in range(3)] == [1, 1, 0]

@@ -1,5 +1,7 @@
 """Maintenance of queues goes on where it stopped: from shard to shard, and from page to page."""
 
+import json
+
 import psycopg
 import pytest
 import redis
@@ -9,8 +11,9 @@ from penstock import Queue
 from penstock.clients import FairQueue
 from penstock.database.registry import register_channel, registered_channels
 from penstock.database.store import Store
-from penstock.records import Epoch, Offset
-from penstock.streaming.queues import Queues
+from penstock.declaring.unique import TenantLimits
+from penstock.records import BEGINNING, Epoch, Offset
+from penstock.streaming.queues import Queues, make_queued
 
 JOBS = Queue("jobs", shards=3)
 
@@ -74,3 +77,39 @@ def test_what_redis_lacks_is_found_page_by_page(
     queue = FairQueue(redis_client, "jobs")
     queue.delete("t", ["1", "2", "3"])
     assert [(maintain(queues), len(queue))[1] for _ in range(3)] == [2, 3, 3]
+
+
+def test_a_round_says_how_many_records_it_gave_to_redis(
+    queues: Queues, connection: psycopg.Connection, redis_client: redis.Redis
+) -> None:
+    """Those that are due, and those whose tenants have room again; none that was done meanwhile, or has no room yet."""
+    stage(connection, 0, 1, 2, 3, 4, 5)
+    for id_, tenant in ((1, None), (2, None), (3, "t"), (4, "t"), (5, "full"), (6, None)):
+        connection.execute("INSERT INTO penstock.waiting_records VALUES (%s, 'jobs', 0, %s)", [id_, tenant])
+    connection.execute("UPDATE penstock.staged_records SET key = 'full' WHERE id = 5")
+    queue = FairQueue(redis_client, "jobs")
+    queue.limit("full", TenantLimits(bytes=10))
+    queue.write("full", "0123456789")
+
+    assert maintain(queues) == 4
+    assert waiting(connection, given=True) == [1, 2, 3, 4]
+    assert waiting(connection, given=False) == [5]
+    assert maintain(queues) == 0
+
+
+@pytest.mark.parametrize(
+    ("for_s", "unique"),
+    [
+        (0.001, ("n", "window", "1")),
+        ((2**52 - 1) / 1000, ("n", "window", f"{2**52 - 1}")),
+        (0, ("n", "running", "")),
+        (-1, ("n", "running", "")),
+        (2**52 / 1000, ("n", "running", "")),
+        ("60", ("n", "running", "")),
+        (None, ("n", "running", "")),
+    ],
+)
+def test_a_window_that_lua_cannot_count_is_none(for_s: object, unique: tuple[str, str, str]) -> None:
+    headers = json.dumps({"penstock": {"unique": {"name": "n", "until": "window", "for_s": for_s}}})
+
+    assert make_queued(BEGINNING, (1, "t", "a", "o", "1", headers, 5)).unique == unique
