@@ -244,7 +244,7 @@ def test_servers_and_children_end_with_an_owner_that_is_killed(tmp_path: Path) -
     [
         "inline",
         "stealing",
-        pytest.param("spark", marks=[pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600)]),
+        pytest.param("spark", marks=[pytest.mark.storm, pytest.mark.spark, pytest.mark.timeout(600)]),
     ],
 )
 def test_no_process_outlives_the_demo(tmp_path: Path, engine: str, signals: list[signal.Signals]) -> None:

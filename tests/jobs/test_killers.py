@@ -99,12 +99,12 @@ def supervise(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Sup
 @pytest.mark.parametrize(
     ("concurrency", "attempts", "processes", "kind", "dies"),
     [
-        (1, 1, 1, "def", "by os._exit"),
+        pytest.param(1, 1, 1, "def", "by os._exit", marks=pytest.mark.storm),
         (4, 1, 1, "def", "by a signal"),
         (4, 2, 1, "async", "by os._exit"),
-        (4, 3, 1, "def", "by os._exit"),
-        (8, 3, 2, "def", "by a signal"),
-        (4, 3, 2, "async", "by a signal"),
+        pytest.param(4, 3, 1, "def", "by os._exit", marks=pytest.mark.storm),
+        pytest.param(8, 3, 2, "def", "by a signal", marks=pytest.mark.storm),
+        pytest.param(4, 3, 2, "async", "by a signal", marks=pytest.mark.storm),
         (4, 2, 1, "def", "blocked"),
     ],
 )

@@ -20,7 +20,7 @@ from penstock.demo.rides import REPEAT_CHANCE
 from penstock.demo.supervision import SupervisedProcess
 from penstock.embedded import EmbeddedRedis
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.storm, pytest.mark.timeout(900)]
 
 RECOVERY_S = 60.0
 """Bound, in seconds, that tells a recovery from a task that waits for ever; on an idle machine it takes 5 s."""

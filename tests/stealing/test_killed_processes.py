@@ -122,7 +122,7 @@ def check_everything(connection: Connection, client: redis.Redis, *, jobs: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
-    [pytest.param(point, marks=[] if number % 3 == 0 else pytest.mark.storm) for number, point in enumerate(POINTS)],
+    [pytest.param(point, marks=[] if number % 6 == 0 else pytest.mark.storm) for number, point in enumerate(POINTS)],
 )
 def test_a_web_process_that_dies_inside_a_chore_loses_and_doubles_nothing(
     point: str, start_web: StartWeb, books: Connection, redis_client: redis.Redis
