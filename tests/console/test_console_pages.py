@@ -55,6 +55,34 @@ def test_older_letters_are_found_though_the_last_one_shown_was_dropped(
 
 
 @pytest.mark.usefixtures("scene")
+def test_dead_letters_are_searched_by_key_by_who_may_see_keys(
+    see_as: As, connection: Connection, set_constants: SetConstants
+) -> None:
+    """Others see them all, and of their errors the class; a page that has all of them leads to no other."""
+    set_constants("console.pages", LETTERS=1)
+
+    whole, concealed, other, later = (
+        see_as(*rights).get(f"/dead-letters.json?{query}").json()
+        for rights, query in (
+            (RIGHTS, ""),
+            (("see",), "key=other"),
+            (RIGHTS, "key=other"),
+            (RIGHTS, "after=2026-01-01T00:00:00%20refuses%20things/0%20offset%209"),
+        )
+    )
+
+    assert [group["error"] for group in whole["groups"]] == ["ValueError"]
+    assert [(each["key"], each["reason"]) for each in concealed["letters"]] == [(HIDDEN, "ValueError")]
+    assert [group["error"] for group in concealed["groups"]] == ["ValueError"]
+    assert (other["letters"], other["groups"]) == ([], [])
+    assert later["groups"] == []
+    assert "after=" not in see_as(*RIGHTS).get("/dead-letters").text
+    connection.execute("UPDATE penstock.dead_letters SET reason = 'said of k, without a class'")
+    groups = [see_as(*rights).get("/dead-letters.json").json()["groups"] for rights in (RIGHTS, ("see",))]
+    assert [each["error"] for [each] in groups] == ["said of k, without a class", HIDDEN]
+
+
+@pytest.mark.usefixtures("scene")
 def test_what_a_visitor_may_not_see_is_left_out_of_each_sample_anew(
     connection: Connection, redis_client: redis.Redis, flow: Pipeline
 ) -> None:

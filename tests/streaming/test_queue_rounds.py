@@ -113,3 +113,32 @@ def test_a_window_that_lua_cannot_count_is_none(for_s: object, unique: tuple[str
     headers = json.dumps({"penstock": {"unique": {"name": "n", "until": "window", "for_s": for_s}}})
 
     assert make_queued(BEGINNING, (1, "t", "a", "o", "1", headers, 5)).unique == unique
+
+
+def test_a_record_that_waited_for_a_name_that_another_has_is_finished(
+    queues: Queues, connection: psycopg.Connection
+) -> None:
+    """The one that has it is to be done; both had been refused before."""
+    stage(connection, 0, 1, 2)
+    named = json.dumps({"penstock": {"unique": {"name": "n"}}})
+    connection.execute("UPDATE penstock.staged_records SET headers = %s", [named])
+    for id_ in (1, 2):
+        connection.execute("INSERT INTO penstock.waiting_records VALUES (%s, 'jobs', 0)", [id_])
+
+    assert maintain(queues) == 1
+    assert connection.execute("SELECT id FROM penstock.staged_records").fetchall() == [(1,)]
+    maintain(queues)
+    assert connection.execute("SELECT record_id FROM penstock.waiting_records").fetchall() == [(1,)]
+
+
+def test_cancelled_jobs_are_forgotten_page_by_page(
+    queues: Queues, connection: psycopg.Connection, redis_client: redis.Redis, set_constants: SetConstants
+) -> None:
+    """A round whose time is over leaves the rest to the next one."""
+    set_constants("streaming.queues", RECONCILE_RECORDS=2, MAINTAIN_S=0.0)
+    queue = FairQueue(redis_client, "jobs")
+    for id_ in range(1, 6):
+        queue.write("t", "1", id=str(id_))
+        connection.execute("INSERT INTO penstock.cancellations VALUES (%s, 'jobs', 0, false)", [id_])
+
+    assert [(maintain(queues), len(queue))[1] for _ in range(4)] == [3, 1, 0, 0]

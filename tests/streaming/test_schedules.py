@@ -29,7 +29,7 @@ from penstock.operating.doctor.diagnosis import diagnose
 from penstock.operating.pausing import pause, resume, run_schedule
 from penstock.operating.status.gathering import status
 from penstock.streaming import Streamer
-from penstock.streaming.scheduler import JobGroups, Scheduler
+from penstock.streaming.scheduler import JobGroups, Scheduler, make_declaration
 from penstock.testing import eventually
 
 JOBS = Queue("jobs")
@@ -304,6 +304,15 @@ def test_a_schedule_that_another_release_has_left_is_taken_over_once_it_is_late(
     assert (every, is_due) == ("7200s", False)
 
 
+def test_two_releases_name_a_declaration_likewise() -> None:
+    """Otherwise each took the other's schedule for another service's, while both run: what it is made of stays as it is."""
+    one, other = ({"b": 1, "a": {"d": 2, "c": 3}}, {"a": {"c": 3, "d": 2}, "b": 1})
+    spec = ScheduleSpec("s", JOBS, "1h", data=one)
+
+    assert make_declaration(spec) == ("jobs", "3600s", "UTC", "0996c95c674475a2")
+    assert make_declaration(ScheduleSpec("s", JOBS, "1h", data=other)) == make_declaration(spec)
+
+
 def test_a_job_that_cannot_be_staged_stops_nothing_and_is_logged_once(
     connection: Connection, database_url: str, redis_url: str, redis_client: redis.Redis
 ) -> None:
@@ -527,12 +536,18 @@ def test_a_name_that_another_service_has_declared_is_found_and_said_once(
         set_constants("declaring.schedules", LATE_S=0)
         scheduler.stage_due(Store(connection))
         scheduler.stage_due(Store(connection))
+        assert [each["event"] for each in logged] == ["schedule declared elsewhere"]
+        [declared] = connection.execute("SELECT every, digest FROM penstock.schedules").fetchall()
+        for every, digest in (make_declaration(mine.schedules["sweep"])[1::2], declared):
+            connection.execute("UPDATE penstock.schedules SET every = %s, digest = %s", [every, digest])
+            scheduler.stage_due(Store(connection))
 
-    assert [each["event"] for each in logged] == ["schedule declared elsewhere"]
+    said = Counter(each["event"] for each in logged)
+    assert said["schedule declared elsewhere"] == 2, "it was ours for a while"
     results = {pipeline: diagnose(Store(connection), redis_client, pipeline) for pipeline in (mine, other)}
-    [said] = [each for each in results[mine] if each.check == "schedules"]
-    assert said.grade == "warning"
-    assert "sweep is registered with" in said.message
+    [found] = [each for each in results[mine] if each.check == "schedules"]
+    assert found.grade == "warning"
+    assert "sweep is registered with" in found.message
     assert [each.grade for each in results[other] if each.check == "schedules"] == ["ok"]
 
 
