@@ -109,6 +109,7 @@ def read_environment(log: str) -> str:
         return str(reply.read().decode())
 
 
+@pytest.mark.storm
 def test_reconciliation_runs_on_two_workers(
     penstock: CommandLine, connection: Connection, things: Log, cluster: SparkCluster
 ) -> None:

@@ -270,6 +270,21 @@ def test_a_job_that_the_consumers_role_may_not_stage_again_says_which_right_it_t
         assert dead_letters.of_consumer(Store(connection), "receipts")
 
 
+def test_a_streamer_that_has_schedules_is_told_at_its_start_which_right_it_takes(
+    world: Callable[[Verb], None], urls_as: As
+) -> None:
+    """And not when the first job is due, at night."""
+    world(publish)
+    scheduled = Pipeline([JOBS])
+    scheduled.every("1h", to=JOBS, name="nightly")
+
+    with (
+        pytest.raises(PrivilegeMissing, match="GRANT penstock_producer TO"),
+        Streamer(scheduled, *urls_as("a_streamer")),
+    ):
+        pass
+
+
 def test_who_may_only_read_is_told_so_before_anything_is_done_to_jobs(urls_as: As) -> None:
     database_url, _ = urls_as("a_viewer")
     with (

@@ -38,6 +38,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON public.copies TO a_reconciler, a_consume
 
 
 @pytest.mark.spark
+@pytest.mark.storm
 def test_verify_needs_a_viewer_and_reconcile_a_streamer_and_consumer(
     penstock: CommandLine,
     connection: Connection,

@@ -145,6 +145,7 @@ def shop(penstock: CommandLine) -> CommandLine:
 
 
 @pytest.mark.spark
+@pytest.mark.storm
 @pytest.mark.timeout(240)
 def test_what_does_not_fit_into_memory_is_spilled(shop: CommandLine, connection: Connection) -> None:
     """Guarantee 28."""

@@ -158,6 +158,7 @@ def examiner(request: pytest.FixtureRequest, connection: Connection, database_ur
 @pytest.mark.parametrize("index", [timedelta(0)], indirect=True)
 @pytest.mark.parametrize("runs", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.storm)])
 @pytest.mark.timeout(300)
+@pytest.mark.storm_on_spark
 def test_there_is_no_false_alarm_under_load(
     examiner: Examiner, at_work: Callable[[], int], connection: Connection, redis_client: redis.Redis, runs: int
 ) -> None:
