@@ -11,7 +11,7 @@ from penstock import Queue
 from penstock.clients import FairQueue
 from penstock.database.registry import register_channel, registered_channels
 from penstock.database.store import Store
-from penstock.declaring.unique import TenantLimits
+from penstock.declaring.unique import MAX_NAME_BYTES, TenantLimits
 from penstock.records import BEGINNING, Epoch, Offset
 from penstock.streaming.queues import Queues, make_queued
 
@@ -129,6 +129,20 @@ def test_a_record_that_waited_for_a_name_that_another_has_is_finished(
     assert connection.execute("SELECT id FROM penstock.staged_records").fetchall() == [(1,)]
     maintain(queues)
     assert connection.execute("SELECT record_id FROM penstock.waiting_records").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(("length", "stored"), [(MAX_NAME_BYTES, MAX_NAME_BYTES), (MAX_NAME_BYTES + 1, 64)])
+def test_a_unique_name_is_stored_as_it_is_unless_it_is_too_long_for_an_index(
+    length: int, stored: int, queues: Queues, connection: psycopg.Connection
+) -> None:
+    """As every release does it: two of them that differ would give one name to two jobs."""
+    stage(connection, 0, 1)
+    headers = json.dumps({"penstock": {"unique": {"name": "n" * length}}})
+    connection.execute("UPDATE penstock.staged_records SET headers = %s", [headers])
+    connection.execute("INSERT INTO penstock.waiting_records VALUES (1, 'jobs', 0)")
+
+    assert maintain(queues) == 1
+    assert connection.execute("SELECT length(name) FROM penstock.unique_names").fetchall() == [(stored,)]
 
 
 def test_cancelled_jobs_are_forgotten_page_by_page(
