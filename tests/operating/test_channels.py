@@ -81,6 +81,38 @@ def count_rows(connection: Connection) -> Counter[tuple[str, str]]:
     )
 
 
+REQUIRED = """
+SELECT c.table_name, array_agg(c.column_name::text), array_agg(c.data_type::text)
+FROM information_schema.columns c
+JOIN information_schema.tables t USING (table_schema, table_name)
+WHERE table_schema = 'penstock' AND table_type = 'BASE TABLE' AND c.is_nullable = 'NO' AND c.column_default IS NULL AND c.is_identity = 'NO'
+GROUP BY c.table_name
+HAVING bool_or(c.column_name = 'channel') AND NOT c.table_name = ANY (%s)
+"""
+
+STAYING = ["channels", "retired_channels", "journal", "staged_records", "isolated_records", "schedules", "job_groups"]
+"""Tables that have rows of each channel already, or keep those of a retired one."""
+
+SAMPLES = {"text": "tenant", "timestamp with time zone": "now", "jsonb": "{}", "ARRAY": "{1}", "boolean": "f"}
+
+
+def fill_tables(connection: Connection, *channels: str) -> None:
+    """A row of each channel in every table that names channels."""
+    for number, channel in enumerate(channels, 901):
+        for table, columns, types in connection.execute(REQUIRED, [STAYING]).fetchall():
+            row = {name: SAMPLES.get(type_, str(number)) for name, type_ in zip(columns, types, strict=True)}
+            row["channel"] = channel
+            names, values = ", ".join(f'"{name}"' for name in row), ", ".join(["%s"] * len(row))
+            connection.execute(f"INSERT INTO penstock.{table} ({names}) VALUES ({values})".encode(), [*row.values()])
+        connection.execute(
+            "INSERT INTO penstock.pauses (kind, name, reason, paused_by) VALUES ('channel', %s, '', '')", [channel]
+        )
+        connection.execute(
+            "INSERT INTO penstock.staged_records (channel, shard, key, action, object, data) VALUES (%s, 0, 'k', 'a', 'o', '1')",
+            [channel],
+        )
+
+
 def retire(connection: Connection, client: redis.Redis, name: str, **options: Any) -> Any:
     return retire_channel(Store(connection), client, name, pause=lambda _: None, **options)
 
@@ -208,12 +240,7 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
     keys = log_keys("penstock", ShardName(name, Shard(1)))
     redis_client.mset({keys.ends: "of an epoch", keys.writes: "of a writer"})
 
-    for number, queue in enumerate(("jobs", "other jobs"), 1):
-        connection.execute("INSERT INTO penstock.unique_names VALUES (%s, 'n', 1, 0, false, NULL)", (queue,))
-        connection.execute("INSERT INTO penstock.queue_limits VALUES (%s, 'tenant', 't', '{}')", (queue,))
-        connection.execute("INSERT INTO penstock.cancellations VALUES (%s, %s, 0, false)", (number, queue))
-        connection.execute("INSERT INTO penstock.job_notes VALUES (%s, %s)", (number, queue))
-        connection.execute("INSERT INTO penstock.job_results VALUES (%s, %s, '1')", (number, queue))
+    fill_tables(connection, name, "another")
     rows = count_rows(connection)
 
     assert retire(connection, redis_client, name, discard=True, apply=True).applied
@@ -222,8 +249,16 @@ def test_nothing_is_left_of_a_retired_channel_and_the_others_stay(
     assert count_rows(connection) == {place: count for place, count in rows.items() if place[1] != name} | {
         ("retired_channels", name): 1
     }
+    assert connection.execute("SELECT name FROM penstock.pauses").fetchall() == [("another",)]
     assert {each: len(find_keys(redis_client, each)) for each in others} == others
     assert [*others] == [each for each in ("old", "kept", "dirty", "jobs") if each != name]
+    connection.execute("INSERT INTO penstock.retired_channels (channel) VALUES ('another')")
+    redis_client.set(keys.writes, "of a writer that has not noticed")
+    with pytest.raises(Refused, match="0 records and 1 key in Redis are left"):
+        adopt_channel(Store(connection), redis_client, name, apply=True)
+    retire(connection, redis_client, name, discard=True, apply=True)
+    adopt_channel(Store(connection), redis_client, name, apply=True)
+    assert connection.execute("SELECT channel FROM penstock.retired_channels").fetchall() == [("another",)]
 
 
 @pytest.mark.slow

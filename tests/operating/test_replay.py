@@ -259,11 +259,14 @@ def test_a_time_includes_the_first_record_and_excludes_the_last(connection: Conn
         )
     )
 
+    late = "UPDATE penstock.staged_records SET created_at = %s - interval '1 s' WHERE data->>'number' = '25'"
+    connection.execute(late, [start])  # its transaction was the last to commit
+
     planned = ask(start=start, end=end)
     ask(apply=True, start=start, end=end)
 
-    assert planned.records == 10
-    assert numbers(connection) == list(range(20, 30))
+    assert (planned.records, [each.first for each in planned.shards]) == (9, [11, 11])
+    assert numbers(connection) == [*range(20, 25), *range(26, 30)]
 
 
 def test_what_retention_removes_while_a_replay_is_planned_is_not_part_of_it(

@@ -68,9 +68,11 @@ def test_one_shard_can_be_reset_to_an_offset(connection: Connection, reader: Log
     applied.clear()
 
     [move] = reset_checkpoint(Store(connection), "reader", Offset(3), shard=1, apply=True)
+    [forward] = reset_checkpoint(Store(connection), "reader", "latest", shard=1)
     reader.drain()
 
-    assert (move.after, move.removed) == (3, 0)
+    assert (move.before, move.after, move.removed, move.again, move.passed_over) == (11, 3, 0, 8, 0)
+    assert (forward.before, forward.after, forward.again, forward.passed_over) == (3, 11, 0, 8)
     assert {r.shard for r in applied} == {1}
     assert next(r.offset for r in applied) == 4
 

@@ -146,6 +146,7 @@ def test_states_that_refer_to_each_other_are_repaired_together(
         done = list(reconcile_all(connect, DEFAULT_SCOPE, specs, InlineComparer(database_url), intent="repair"))
         assert [each for each in done if isinstance(each, FailedRun)] == []
         assert [isinstance(each, Reconciled) and each.resumed for each in done if each.name == "state"] != [None]
+        assert len(done) == 2
         began = connection.execute("SELECT name FROM penstock.reconciliations WHERE intent = 'repair' ORDER BY id")
         assert began.fetchone() == ("state",), "to which the other one refers"
 
@@ -366,6 +367,10 @@ CASES = {
     ),
     "trigger before, another column": Case(
         f"{STATE.format('')}; {FILL}; {FUNCTION.format('new.note := now()::text; RETURN new;')}; {TRIGGER.format('BEFORE INSERT OR UPDATE')}",
+        SWAPPED,
+    ),
+    "trigger before, finds a table by the role's search_path": Case(
+        f"{STATE.format('')}; {FILL}; {FUNCTION.format('PERFORM FROM canon; RETURN new;')}; {TRIGGER.format('BEFORE INSERT OR UPDATE')}",
         SWAPPED,
     ),
     "trigger raises": Case(
