@@ -286,6 +286,7 @@ WITHOUT_REDIS: dict[str, tuple[int, tuple[str, ...]]] = {
     "list jobs --state waiting": (3, (AWAY,)),
     "show jobs 1": (0, (UNKNOWN, AWAY, "unknown: Redis was not asked", '"fare": 12')),
     "show jobs 2": (0, (UNKNOWN, AWAY, "delayed: it is given to Redis an hour before", '"fare": 12')),
+    "show jobs 3": (0, (UNKNOWN, AWAY, "delayed: Redis was not asked", '"fare": 12')),
     "show jobs 9": (2, ("has no job 9",)),
     "cancel jobs 1": (0, (UNKNOWN, AWAY, "a unknown 1", "1 job. Nothing")),
     "cancel jobs --state waiting": (3, (AWAY,)),
@@ -304,6 +305,7 @@ def test_commands_show_and_cancel_what_postgres_knows_of_jobs_while_redis_is_awa
 ) -> None:
     stage(connection)
     stage(connection, own='{"delay_ms": 7200000}')
+    stage(connection, own='{"delay_ms": 60000}')
     streamer.drain()
     penstock.environment["PENSTOCK_REDIS_URL"] = "redis://127.0.0.1:1/0"
     for arguments, (code, texts) in WITHOUT_REDIS.items():
@@ -311,7 +313,7 @@ def test_commands_show_and_cancel_what_postgres_knows_of_jobs_while_redis_is_awa
         printed = " ".join((ended.stdout + ended.stderr).split())
         assert (ended.returncode, [text for text in texts if text not in printed]) == (code, []), (arguments, printed)
         assert (AWAY in printed) is (AWAY in texts), (arguments, printed)
-    assert [row[0] for row in connection.execute("SELECT id FROM penstock.staged_records")] == [2]
+    assert [row[0] for row in connection.execute("SELECT id FROM penstock.staged_records ORDER BY id")] == [2, 3]
 
 
 def test_the_command_shows_progress_and_a_result_of_a_job_that_is_done(

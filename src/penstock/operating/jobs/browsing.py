@@ -25,7 +25,7 @@ from penstock.records import (
     parse_moment,
     to_time,
 )
-from penstock.streaming.queues import make_queued
+from penstock.streaming.queues import NEAR, make_queued
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def _make_job(channel: str, *row: Any) -> QueuedJob:
     why = NOT_IN_REDIS
     if is_refused:
         why = "its tenant has no room in Redis"
-    elif is_delayed:
+    elif due is not None and due - now > NEAR:
         why = "it is given to Redis an hour before it is due"
     name = ShardName(channel, Shard(shard))
     facts = (
@@ -229,7 +229,11 @@ def _add_states(client: RedisClient | None, jobs: list[QueuedJob], scope: Scope)
     """Returns the jobs with what Redis says of them, as far as it has them and is asked."""
     if client is None or not jobs:
         return [
-            replace(job, state="unknown", why="Redis was not asked")
+            replace(
+                job,
+                state="delayed" if job.state == "delayed" else "unknown",
+                why="Redis was not asked",
+            )
             if job.why == NOT_IN_REDIS
             else job
             for job in jobs
