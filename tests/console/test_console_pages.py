@@ -18,7 +18,7 @@ from fixtures.constants import SetConstants
 from fixtures.roles import UrlFor
 from penstock import Pipeline
 from penstock.console import make_console, reading
-from penstock.console.access import RIGHTS, Visitor
+from penstock.console.access import COOKIE, RIGHTS, Visitor, cookie_name
 from penstock.console.pages import LETTERS, PAGES, is_about
 from penstock.console.reading import HIDDEN, Reading
 from penstock.console.status_sampler import Sample
@@ -327,3 +327,37 @@ def test_every_template_is_used_and_nothing_is_loaded_from_elsewhere() -> None:
     script = (home / "static" / "console.js").read_text()
     assert "innerHTML" not in script
     assert LETTERS <= 200
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_dead_letter_is_shown_though_nothing_else_is_left_of_its_record(
+    see_as: As, connection: Connection, redis_client: redis.Redis
+) -> None:
+    path = "/dead-letters/refuses/things/0/1"
+    assert "things/0 offset 1" in see_as(*RIGHTS).get(path).text
+    for table in ("staged_records", "journal"):
+        connection.execute(f"DELETE FROM penstock.{table} WHERE channel = 'things'".encode())
+    redis_client.flushall()
+
+    answer = see_as(*RIGHTS).get(path)
+
+    assert answer.status_code == 200
+    assert "ValueError" in answer.text
+
+
+@pytest.mark.usefixtures("scene")
+def test_pages_read_how_long_records_took_from_staging_to_effect(see_as: As) -> None:
+    [applies] = see_as(*RIGHTS).get("/consumers/applies.json").json()
+
+    assert 0 < applies["shards"][0]["latency_s"] < 60
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("console:8000", f"{COOKIE}_8000"), ("console", COOKIE), ("", COOKIE), ("console:\u0661\u0662", COOKIE)],
+)
+def test_consoles_at_ports_of_one_host_have_cookies_of_their_own(host: str, name: str) -> None:
+    """A name of a cookie is ASCII, whatever digits a request comes with."""
+    request: Any = SimpleNamespace(headers={"host": host})
+
+    assert cookie_name(request) == name
