@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.queues import INDEXES, Given, Probe
-from penstock.channels.queue.declared_limits import encode_declaration
+from penstock.channels.queue.declared_limits import encode_declaration, parse_declaration
 from penstock.declaring.unique import KeyLimits, TenantLimits
 
 ONE = KeyLimits(in_flight=1)
@@ -378,3 +378,14 @@ def test_a_message_says_that_its_key_is_at_a_limit(probe: Probe) -> None:
     )
     assert texts["r"].startswith("waits: its key is at its limit for ")
     assert texts["p"] == "waits: its key is paused; 0 messages of its tenant and key ahead"
+
+
+def test_a_declaration_counts_what_it_takes_and_what_no_release_of_its_age_can_read() -> None:
+    declared = parse_declaration(
+        {
+            "tenants": {"a": {"weight": 2}, "b": {"weight": 3}, "c": "none"},
+            "keys": {"k": {"in_flight": 1}, "l": 7, "m": []},
+        }
+    )
+
+    assert declared.counts == {"tenants": 2, "keys": 1, "ignored": 3}
