@@ -41,7 +41,7 @@ AREAS = {
     ),
     "queues": (
         "lua/queue channels/queue structures/fair_queue",
-        "channels/queue structures/test_[dq]* streaming/test_q* unit/test_q* unit/test_reader*",
+        "channels/queue structures/test_[dq]* streaming/test_q* unit/test_q* unit/test_reader* jobs",
     ),
     "spark": ("spark engines/spark", "spark unit reconciling cli/test_*spark*"),
     "retention": (
@@ -50,9 +50,9 @@ AREAS = {
     ),
     "resets": (
         "operating/reset operating/replay operating/channels",
-        "operating/test_re* operating/test_ch* operating/test_new* operating/test_off* operating/test_same* scenarios/test_resh*",
+        "operating/test_re* operating/test_ch* operating/test_new* operating/test_off* operating/test_same* scenarios/test_resh* statements/test_uses*",
     ),
-    "consuming": ("consuming", "consuming unit faults observing/test_events* jobs/test_[rtw]* django_app/test_orm*"),
+    "consuming": ("consuming", "consuming unit faults observing/test_events* jobs django_app/test_orm*"),
     "staging": (
         "staging schema/capture",
         "staging unit jobs/test_cancel* jobs/test_n* jobs/test_g* jobs/test_results* statements/test_uses*",
