@@ -99,4 +99,4 @@ lock:  ## pin the dependencies anew; ARGS=--upgrade takes newer ones
 
 clean:  ## remove .venv, caches, and the data of the demo
 	@if [ -L .penstock/postgres/data ]; then rm -rf "$$(dirname "$$(readlink .penstock/postgres/data)")"; fi
-	rm -rf .venv .penstock site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist spark-warehouse
+	rm -rf .venv .penstock .mutants site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist spark-warehouse

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,67 +18,51 @@ import pytest
 from mutants.lane import Lane, Outcome
 from mutants.mutations import ROOT, Mutant, python_mutants, shuffled
 from mutants.queries import find_block, lua_mutants, sql_mutants
+from mutants.recording import KEPT, Recorded, digest, list_sources
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 GUARANTEES = Path(__file__).parent / "guarantees.toml"
 REPORT = Path(__file__).parent / "report.md"
 
 AREAS = {
-    "sources": (
-        "consuming/several operating/reset/source_history",
-        "consuming/test_*source* scenarios/test_several* channels/test_logs* statements/test_uses*",
-    ),
-    "metrics": ("observing observer.py", "observing consuming/test_contexts*"),
-    "django": ("django", "django_app"),
-    "verify": ("verifying", "verifying cli/test_verify* operating/test_log_model*"),
-    "publisher": (
-        "streaming/publisher streaming/senders streaming/tails streaming/unpublished channels/log lua/log",
-        "streaming/test_pub* streaming/test_[ilsntu]* channels/test_* channels/groups",
-    ),
-    "reconcile": ("reconciling", "reconciling cli/test_reconcile*"),
-    "letters": (
-        "consuming/letter_retry consuming/dead_lettering operating/letters consuming/queue/job_dead_letters",
-        "consuming operating/*letters* operating/test_remedies* jobs/test_[iw]* jobs/test_retried* statements/test_uses*",
-    ),
-    "queues": (
-        "lua/queue channels/queue structures/fair_queue",
-        "channels/queue structures/test_[dq]* streaming/test_q* unit/test_q* unit/test_reader* jobs",
-    ),
-    "spark": ("spark engines/spark", "spark unit reconciling cli/test_*spark*"),
-    "retention": (
-        "streaming/retention streaming/memory_budgets",
-        "streaming/test_fa* streaming/test_[mru]* streaming/test_shares* staging/test_capture* statements/test_uses*",
-    ),
-    "resets": (
-        "operating/reset operating/replay operating/channels",
-        "operating/test_re* operating/test_ch* operating/test_new* operating/test_off* operating/test_same* scenarios/test_resh* statements/test_uses*",
-    ),
-    "consuming": ("consuming", "consuming unit faults observing/test_events* jobs django_app/test_orm*"),
-    "staging": (
-        "staging schema/capture",
-        "staging unit jobs/test_cancel* jobs/test_n* jobs/test_g* jobs/test_results* statements/test_uses*",
-    ),
-    "ick": ("lua/ick channels/ick", "channels/ick consuming/test_members* operating/test_ick*"),
-    "console": ("console", "console"),
-    "jobs": (
-        "operating/jobs streaming/scheduler streaming/queues declaring/schedules declaring/cron_times",
-        "jobs operating/test_q* streaming/test_sch* streaming/test_cron* streaming/test_q* streaming/test_full*",
-    ),
-    "survives": ("testing", "testing_plugin"),
-    "sequencer": ("streaming journal", "streaming"),
-    "structures": ("structures lua", "structures channels/groups"),
-    "other": ("", "cli unit batches operating migrations embedded stealing privileges statements"),
+    "sources": "consuming/several operating/reset/source_history",
+    "metrics": "observing observer.py",
+    "django": "django",
+    "verify": "verifying",
+    "publisher": "streaming/publisher streaming/senders streaming/tails streaming/unpublished channels/log lua/log",
+    "reconcile": "reconciling",
+    "letters": "consuming/letter_retry consuming/dead_lettering operating/letters consuming/queue/job_dead_letters",
+    "queues": "lua/queue channels/queue structures/fair_queue",
+    "spark": "spark engines/spark",
+    "retention": "streaming/retention streaming/memory_budgets",
+    "resets": "operating/reset operating/replay operating/channels",
+    "consuming": "consuming",
+    "staging": "staging schema/capture",
+    "ick": "lua/ick channels/ick",
+    "console": "console",
+    "jobs": "operating/jobs streaming/scheduler streaming/queues declaring/schedules declaring/cron_times",
+    "survives": "testing",
+    "sequencer": "streaming journal",
+    "structures": "structures lua",
+    "other": "",
 }
-"""What paths below ``src/penstock`` begin with, of which a file's first counts, and the tests' below ``tests``."""
+"""What paths below ``src/penstock``, or from the root, begin with, of which a file's first counts."""
 
 
 def find_mutants(areas: Sequence[str], only: str) -> Iterator[Mutant]:
     """All mutants of areas, in files with a word in their path."""
-    for path in (*sorted((ROOT / "src" / "penstock").rglob("*.*")), *sorted((ROOT / "lua").rglob("*.lua"))):
-        name = str(path.relative_to(ROOT))
-        if area(name) in areas and only in name and "/demo/" not in name:
-            make = {".py": python_mutants, ".sql": sql_mutants, ".lua": lua_mutants}.get(path.suffix)
-            yield from make(name) if make else ()
+    make = {".py": python_mutants, ".sql": sql_mutants, ".lua": lua_mutants}
+    for path in list_sources():
+        if area(path) in areas and only in path and "/demo/" not in path:
+            yield from make[Path(path).suffix](path)
+
+
+def record() -> None:
+    """Runs all quick tests once, in three processes, and keeps what each executes."""
+    shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir()
+    command = [sys.executable, "-m", "pytest", "-n", "3", "-q", "-p", "mutants.recording", "--timeout", "900"]
+    subprocess.run(command, cwd=ROOT, check=False)  # a test that fails is not used, and says so
 
 
 def read_mistakes(file: Path) -> Iterator[Mutant]:
@@ -101,7 +86,7 @@ def _replaced(before: str, after: str, text: str) -> str:
 def area(path: str) -> str:
     """The row of the report to which a file belongs."""
     below = path.removeprefix("src/penstock/")
-    return next(name for name, (sources, _) in AREAS.items() if below.startswith(tuple(sources.split()) or ""))
+    return next(name for name, sources in AREAS.items() if below.startswith(tuple(sources.split()) or ""))
 
 
 def choose(mutants: Sequence[Mutant], count: int, seed: str) -> Iterator[Mutant]:
@@ -146,6 +131,7 @@ def main() -> int:
     parser.add_argument("--seed", default=f"{datetime.now(UTC):%Y-%m-%d}")
     parser.add_argument("--count", type=int, default=25, help="mutants of each area")
     parser.add_argument("--only", default="", help="of files whose path has this")
+    parser.add_argument("--record", action="store_true", help="first run all tests anew, to learn what each executes")
     parser.add_argument("--file", type=Path, help="the mistakes of a file like tests/mutants/guarantees.toml")
     parser.add_argument("--guarantees", dest="file", action="store_const", const=GUARANTEES)
     options = parser.parse_args()
@@ -153,15 +139,22 @@ def main() -> int:
     arguments = ["-q", "--no-summary", "-p", "no:randomly", "-p", "no:cacheprovider"]
     arguments += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]  # xdist's marks
     arguments += ["-o", "addopts=", "--hypothesis-profile", "first failure"]  # the smallest takes longer than all else
+    recorded = Recorded()
     if options.file:
         mutants = list(read_mistakes(options.file))
         tests = sorted({str(mutant.test) for mutant in mutants})
     else:
         mutants = list(choose([*find_mutants(areas, options.only)], options.count, options.seed))
-        folders = {folder for name in areas for folder in AREAS[name][1].split()}
-        tests = sorted({str(path) for folder in folders for path in (ROOT / "tests").glob(folder)})
+        tests = []
         arguments += ["-m", "not jvm and not slow and not chaos and not storm"]
-    lane = Lane(mutants)
+        if options.record or not any(KEPT.glob("*.json")):
+            record()
+        recorded = Recorded.load()
+        if stale := sorted(
+            {mutant.path for mutant in mutants if recorded.sources.get(mutant.path) != digest(mutant.path)}
+        ):
+            sys.exit(f"Changed since the tests were recorded; --record runs them anew: {' '.join(stale)}")
+    lane = Lane(mutants, recorded)
     status = pytest.main([*arguments, *tests], plugins=[lane])
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,26 +1,26 @@
-"""A plugin of pytest: runs all tests once, to learn what each executes, and then those that execute a mutant, for each mutant."""
+"""A plugin of pytest: runs the tests that execute a mutant, for each mutant, until one fails."""
 
 import gc
 import signal
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import coverage
 import pytest
 from _pytest.runner import runtestprotocol
 
 from mutants.mutations import ROOT, Mutant
+from mutants.recording import Recorded
 from mutants.swapping import CannotSwap, mistake, record_blocks
 from penstock.channels.scripts import with_fragments
 
 LIMIT_S = 120
-BUDGET_S = 45
+BUDGET_S = 60
 """Seconds of tests of a mutant that survives."""
 
 FULL = "too many clients"
@@ -42,15 +42,11 @@ class Outcome:
 class Lane:
     """Tries mutants one after the other; what has become of them is in ``outcomes``."""
 
-    def __init__(self, mutants: Iterable[Mutant]) -> None:
+    def __init__(self, mutants: Iterable[Mutant], recorded: Recorded) -> None:
         self._mutants, self.outcomes = mutants, list[Outcome]()
-        self._test, self._blocks = "", defaultdict[str, set[str]](set)
-        self._durations: dict[str, float] = {}
+        self._recorded = recorded
         self._items: dict[str, pytest.Item] = {}
-        self._coverage = coverage.Coverage(
-            data_file=None, source=[str(ROOT / "src" / "penstock")], config_file=False, messages=False
-        )
-        record_blocks(lambda block: self._blocks[block].add(self._test))
+        record_blocks(lambda _block: None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -60,7 +56,7 @@ class Lane:
             session.config.get_terminal_writer().line(line, flush=True)
 
         signal.signal(signal.SIGALRM, _stop)
-        self._record(session.items, show)
+        self._items = {item.nodeid: item for item in session.items}
         failed_after = 0
         for mutant in self._mutants:
             outcome, test = self._try(mutant)
@@ -85,21 +81,6 @@ class Lane:
             vars(sys).pop("last_exc", None)
             gc.collect()
 
-    def _record(self, items: Iterable[pytest.Item], show: Callable[[str], None]) -> None:
-        self._coverage.start()
-        for item in items:
-            self._test = item.nodeid
-            self._coverage.switch_context(item.nodeid)
-            began = monotonic()
-            if failure := self._run(item):
-                show(f"fails without a mutant: {item.nodeid}: {failure}")
-            else:
-                self._items[item.nodeid] = item
-            self._durations[item.nodeid] = monotonic() - began
-        self._test = ""
-        self._coverage.stop()
-        show(f"{len(self._items)} tests in {sum(self._durations.values()):.0f} s")
-
     @staticmethod
     def _run(item: pytest.Item, limit_s: float = LIMIT_S, *, is_fresh: bool = False) -> str:
         """Runs a test; returns its failure.  Fixtures of its module stay for the next one, unless that is to be ``is_fresh``."""
@@ -120,7 +101,7 @@ class Lane:
         began, passed = monotonic(), 0
         with suppress(CannotSwap), mistake(mutant, mutant.make((ROOT / mutant.path).read_text()) or ""):
             for test in tests:
-                if failure := self._run(test, max(20, 6 * self._durations[test.nodeid])):
+                if failure := self._run(test, max(20, 6 * self._recorded.durations.get(test.nodeid, LIMIT_S))):
                     if FULL in failure:
                         return Outcome(mutant, "undecided", failure), test
                     return Outcome(mutant, "caught", f"<- {test.nodeid}"), test
@@ -134,20 +115,21 @@ class Lane:
         """The tests that execute a mutant, those of its folder and quick ones first, but some of each file."""
         if mutant.test:
             return [item for name, item in self._items.items() if name.partition("[")[0] == mutant.test]
+        durations = self._recorded.durations
         if mutant.block is None:
-            lines = self._coverage.get_data().contexts_by_lineno(str(ROOT / mutant.path))
+            lines = self._recorded.coverage.contexts_by_lineno(str(ROOT / mutant.path))
             names = {*lines.get(mutant.line, ())}
         else:
-            users = [block for block in self._blocks if _uses(block, mutant.block)]
-            names = {name for block in users for name in self._blocks[block]}
+            blocks = self._recorded.blocks
+            names = {name for block in blocks if _uses(block, mutant.block) for name in blocks[block]}
         words = {part for part in Path(mutant.path).with_suffix("").parts[1:] if part != "penstock"}
         words |= {word for part in words for word in part.split("_")}
-        near = {name: sum(word in name for word in words) for name in names & self._items.keys()}
+        near = {name: sum(word in name for word in words) for name in names & self._items.keys() & durations.keys()}
         before, turns = Counter[Any](), {}
-        for name in sorted(near, key=lambda name: (-near[name], self._durations[name])):
+        for name in sorted(near, key=lambda name: (-near[name], durations[name])):
             turns[name] = before[self._items[name].path] // (1 + 4 * near[name])
             before[self._items[name].path] += 1
-        return [self._items[name] for name in sorted(turns, key=lambda name: (turns[name], self._durations[name]))]
+        return [self._items[name] for name in sorted(turns, key=lambda name: (turns[name], durations[name]))]
 
 
 def _uses(block: str, part: str) -> bool:

@@ -13,6 +13,7 @@ import redis
 from psycopg.types.json import Json
 from sqlalchemy.orm import Session
 
+from fixtures.constants import SetConstants
 from fixtures.crash_points import killed_at
 from fixtures.flow import Site, running, stage_rows
 from penstock import Ick, KeyLimits, Log, Pipeline, Queue, TenantLimits, mark_dirty, stage
@@ -384,6 +385,30 @@ def test_an_unknown_channel_is_refused_with_the_list_of_channels(
     filled.close()
     with pytest.raises(Unknown, match="there are: dirty, jobs, kept, old"):
         retire(connection, redis_client, "odl", apply=True)
+
+
+HOLDS = {
+    "a registration": "LOCK TABLE penstock.channels IN ROW EXCLUSIVE MODE",
+    "a tick": "LOCK TABLE penstock.ticks IN ROW EXCLUSIVE MODE",
+    "retention": "SELECT FROM penstock.channels WHERE channel = 'old' FOR UPDATE",
+}
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_a_retirement_gives_up_what_somebody_holds_for_long(
+    connection: Connection, redis_client: redis.Redis, database_url: str, set_constants: SetConstants, hold: str
+) -> None:
+    set_constants("operating.channels", LOCK_TIMEOUT_S=0.1)
+    before = count_rows(connection)
+
+    with psycopg.connect(database_url) as holder:
+        holder.execute(hold.encode())
+        with pytest.raises(Refused, match=r"for longer than 0\.1 s; nothing was changed"):
+            retire(connection, redis_client, "old", discard=True, apply=True)
+
+    assert count_rows(connection) == before
+    assert retire(connection, redis_client, "old", discard=True, apply=True).applied
 
 
 @pytest.mark.slow

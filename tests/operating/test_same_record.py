@@ -162,7 +162,7 @@ def is_in_no_doubt(world: World, _: Row) -> bool:
     extent = extents(world.client, "penstock", [SHARD])[SHARD]
     compared = LogComparison(Store(world.connection), world.client)
     doubt = compared.find_doubt(SHARD, extent, (Offset(1), Offset(COUNT)), Epoch(2))
-    assert doubt is None or (doubt.first, doubt.last) == (COUNT, COUNT)
+    assert doubt is None or (doubt.first, doubt.last, doubt.compared) == (COUNT, COUNT, COUNT)
     return doubt is None
 
 
