@@ -117,7 +117,7 @@ class Lane:
             return [item for name, item in self._items.items() if name.partition("[")[0] == mutant.test]
         durations = self._recorded.durations
         if mutant.block is None:
-            lines = self._recorded.coverage.contexts_by_lineno(str(ROOT / mutant.path))
+            lines = self._recorded.lines.contexts_by_lineno(str(ROOT / mutant.path))
             names = {*lines.get(mutant.line, ())}
         else:
             blocks = self._recorded.blocks

@@ -21,7 +21,7 @@ KEPT = ROOT / ".mutants"
 class Recorded:
     """What tests execute."""
 
-    coverage: coverage.CoverageData = field(default_factory=lambda: coverage.CoverageData(no_disk=True))
+    lines: coverage.CoverageData = field(default_factory=lambda: coverage.CoverageData(no_disk=True))
     blocks: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """The names of tests by statement or script, where coverage sees no lines."""
     durations: dict[str, float] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Recorded:
                 recorded.blocks[block].update(names)
             data = coverage.CoverageData(str(file.with_suffix(".coverage")))
             data.read()
-            recorded.coverage.update(data)
+            recorded.lines.update(data)
         return recorded
 
 
