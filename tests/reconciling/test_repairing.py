@@ -57,9 +57,10 @@ class Repair(Protocol):
 def repair(flow: Pipeline, keeper: str, connection: Connection, database_url: str) -> Repair:
     """Repairs ``public.state`` from ``public.canon``."""
 
-    for name, columns in (("state", "id, value"), ("keys", "id")):
+    declared = ("state", "public.state", "id, value"), ("keys", "public.state", "id"), ("unqualified", "state", "id, value")
+    for name, state, columns in declared:
         query = f"SELECT {columns} FROM public.canon"
-        flow.reconciliation(of=keeper, state="public.state", key="id", name=name)(lambda _, query=query: query)
+        flow.reconciliation(of=keeper, state=state, key="id", name=name)(lambda _, query=query: query)
     connection.execute("CREATE TABLE public.canon (id int PRIMARY KEY, value text)")
     connection.execute("CREATE TABLE public.state (id int PRIMARY KEY, value text)")
     connection.execute("INSERT INTO public.canon VALUES (1, 'one'), (2, 'two'), (3, 'three')")
@@ -104,6 +105,15 @@ def test_every_kind_of_difference_is_told_and_repaired(
     counted = "SELECT missing, surplus, different, repaired, tick > 0 FROM penstock.reconciliations ORDER BY id"
     assert connection.execute(counted).fetchall() == [(1, 3, 4, 0, True), (1, 3, 4, 8, True)]
     assert rows(connection) == [(1, "one"), (2, "two"), (3, "three"), (5, "five"), (6, "six")]
+
+
+@pytest.mark.parametrize("intent", ["repair", "replace"])
+def test_a_state_without_a_schema_is_found_by_the_roles_search_path(
+    repair: Repair, connection: Connection, intent: str
+) -> None:
+    repair(name="unqualified", intent=intent)
+
+    assert rows(connection) == REPAIRED
 
 
 def test_a_table_of_which_nothing_but_the_key_is_compared_is_repaired(repair: Repair, connection: Connection) -> None:
