@@ -12,7 +12,7 @@ from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection, connect_postgres
 from penstock.database.registry import register_channel
 from penstock.database.store import Store
-from penstock.errors import HistoryDiverged
+from penstock.errors import HistoryDiverged, SchemaMissing
 from penstock.journal.lineage import check_lineage
 from penstock.operating.reset.epoch import reset_epoch
 from penstock.schema.role_plan import make_roles
@@ -60,6 +60,16 @@ def test_an_epoch_that_a_worker_opens_names_what_has_changed_and_has_the_next_ti
 
     assert tick(Store(connection)).epoch == 2
     assert [f"cluster {cluster};" in reason for (reason,) in rows] == [False, True]
+
+
+@pytest.mark.parametrize("table", ["epochs", "ticks"])
+def test_a_schema_without_an_epoch_or_a_tick_names_init(
+    connection: Connection, redis_client: redis.Redis, flow: Pipeline, table: str
+) -> None:
+    connection.execute(f"TRUNCATE penstock.{table} CASCADE".encode())
+
+    with pytest.raises(SchemaMissing, match="has no epoch or no tick.*penstock init"):
+        open_by_worker(connection, redis_client, flow)
 
 
 def test_one_shard_that_was_written_in_a_later_epoch_is_enough(

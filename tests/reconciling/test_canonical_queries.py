@@ -31,7 +31,8 @@ def test_the_options_of_a_table_are_those_of_spark(connection: Connection, optio
     create_items(connection)
     tables = CanonicalTables()
 
-    for relation in (tables("public.items", **options), tables.query("TABLE public.items; -- all", **options)):
+    text = "/* here */ TABLE public.items; /* all /* of */ them */ -- all"
+    for relation in (tables("public.items", **options), tables.query(text, **options)):
         assert connection.execute(relation.text.encode()).fetchall() == [(1, 1)]
     with pytest.raises(InvalidSetting, match="or a JSON list of names"):
         tables("public.items", columns="[1]")
@@ -44,6 +45,7 @@ def test_the_options_of_a_table_are_those_of_spark(connection: Connection, optio
         (" ; -- nothing\n /* at all", "is empty"),
         ("SELECT 1; SELECT 2", "one statement"),
         ("; SELECT 1", "one statement"),
+        ("SELECT 1; /* all */ SELECT 2", "one statement"),
         (select(bindparam("x")), "'x'"),
         (select(literal(object())), "cannot be written"),
     ],
