@@ -16,7 +16,7 @@ from _pytest.runner import runtestprotocol
 
 from mutants.mutations import ROOT, Mutant
 from mutants.recording import Recorded
-from mutants.swapping import CannotSwap, mistake, record_blocks
+from mutants.swapping import CannotSwap, mistake, module_name, record_blocks
 from penstock.channels.scripts import with_fragments
 
 LIMIT_S = 120
@@ -98,6 +98,8 @@ class Lane:
         tests = self._find_tests(mutant)
         if not tests:
             return Outcome(mutant, "not executed"), None
+        if mutant.path.endswith(".py") and module_name(mutant.path) not in sys.modules:
+            self._run(tests[0])  # imports it, perhaps after settings that it needs
         began, passed = monotonic(), 0
         with suppress(CannotSwap), mistake(mutant, mutant.make((ROOT / mutant.path).read_text()) or ""):
             for test in tests:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 from mutants.mutations import ROOT, Mutant
@@ -86,7 +86,6 @@ def _forget_scripts() -> None:
 def _swapped(path: str, text: str) -> Iterator[None]:
     before, after = (_list_codes(each, str(ROOT / path)) for each in ((ROOT / path).read_text(), text))
     keys = {(code.co_qualname, code.co_firstlineno): key for key, code in before.items()}
-    _import(path)
     functions, caches = _list_functions(len(sys.modules))
     live = [(function, function.__code__) for function in functions[str(ROOT / path)]]
     constants = list(_replace_constants(path, text))
@@ -151,14 +150,14 @@ def _list_functions(_modules: int) -> tuple[dict[str, list[FunctionType]], dict[
     return functions, caches
 
 
-def _import(path: str) -> ModuleType:
-    """The module of a file: some are imported where they are used."""
-    return import_module(".".join(Path(path).with_suffix("").parts[1:]).removesuffix(".__init__"))
+def module_name(path: str) -> str:
+    """The module of a file."""
+    return ".".join(Path(path).with_suffix("").parts[1:]).removesuffix(".__init__")
 
 
 def _replace_constants(path: str, text: str) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Executes the module's assignments that differ, and those that use them; yields what is to be put back."""
-    module = _import(path)
+    module = import_module(module_name(path))
     changed: set[str] = set()
     namespace = dict(vars(module))
     for old, new in zip(ast.parse((ROOT / path).read_text()).body, ast.parse(text).body, strict=False):
