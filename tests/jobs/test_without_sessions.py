@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fixtures.constants import SetConstants
 from fixtures.jobs import JOBS, Bench
@@ -154,8 +155,11 @@ def test_failures_are_tried_again_and_a_poison_job_is_dead_lettered_after_its_at
 
     calls.then = then
     [good, once, poison] = bench.stage() + bench.stage(data="once") + bench.stage(data="poison")
-    start_worker(handler, attempts=3).drain()
+    with capture_logs() as logs:
+        start_worker(handler, attempts=3).drain()
     assert Counter(calls.seen) == {good: 1, once: 2, poison: 3}
+    failures = [(each["consumer"], each["error"]) for each in logs if each["event"] == "handler failed"]
+    assert failures == [("receipts", "ValueError")]
     assert bench.letters == [(poison, "t", 3, "ValueError: a fault")]
     assert (bench.unfinished, len(bench.queue)) == ([], 0)
 

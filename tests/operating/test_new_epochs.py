@@ -68,7 +68,7 @@ def test_a_schema_without_an_epoch_or_a_tick_names_init(
 ) -> None:
     connection.execute(f"TRUNCATE penstock.{table} CASCADE".encode())
 
-    with pytest.raises(SchemaMissing, match="has no epoch or no tick.*penstock init"):
+    with pytest.raises(SchemaMissing, match=r"has no epoch or no tick.*penstock init"):
         open_by_worker(connection, redis_client, flow)
 
 

@@ -57,7 +57,11 @@ class Repair(Protocol):
 def repair(flow: Pipeline, keeper: str, connection: Connection, database_url: str) -> Repair:
     """Repairs ``public.state`` from ``public.canon``."""
 
-    declared = ("state", "public.state", "id, value"), ("keys", "public.state", "id"), ("unqualified", "state", "id, value")
+    declared = (
+        ("state", "public.state", "id, value"),
+        ("keys", "public.state", "id"),
+        ("unqualified", "state", "id, value"),
+    )
     for name, state, columns in declared:
         query = f"SELECT {columns} FROM public.canon"
         flow.reconciliation(of=keeper, state=state, key="id", name=name)(lambda _, query=query: query)
@@ -100,7 +104,7 @@ def test_every_kind_of_difference_is_told_and_repaired(
     )
     repair(intent="compare")
     done = repair()
-    assert (done.repaired, 0 < done.seconds < 3600) == (8, True)
+    assert (done.repaired, 0 < done.held_s < done.seconds < 3600) == (8, True)
 
     counted = "SELECT missing, surplus, different, repaired, tick > 0 FROM penstock.reconciliations ORDER BY id"
     assert connection.execute(counted).fetchall() == [(1, 3, 4, 0, True), (1, 3, 4, 8, True)]

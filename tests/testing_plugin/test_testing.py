@@ -199,7 +199,7 @@ def test_the_schema_is_that_of_the_sessions_pipeline(application: Engine, databa
 
 @pytest.mark.usefixtures("_rule")
 def test_a_failed_assertion_lists_the_closest_records_first(
-    sessions: sessionmaker[Session], set_constants: SetConstants
+    sessions: sessionmaker[Session], set_constants: SetConstants, rides: Log
 ) -> None:
     with sessions() as session:
         with pytest.raises(AssertionError, match=r"^no staged record has any content\nnothing was"):
@@ -214,7 +214,11 @@ def test_a_failed_assertion_lists_the_closest_records_first(
         assert " more" not in str(several.value)
         with pytest.raises(AssertionError, match=r"^expected no staged record with key '22', found 1\n"):
             assert_not_staged(session, key=22)
+        stage(session, to=rides, key="k", action="rated", object="ride", data=[1], headers={"v": 2})
+        with pytest.raises(AssertionError, match=r"ride \[1\] headers \{'v': 2\}"):
+            assert_not_staged(session, key="k")
 
+    assert "headers" not in str(none.value)
     lines = str(none.value).splitlines()
     assert lines[0].startswith("no staged record has key '22', data {'status': 's1'")
     assert lines[1] == "staged: 22"

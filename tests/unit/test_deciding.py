@@ -98,7 +98,7 @@ def test_only_a_single_item_is_dead_lettered_and_not_if_the_consumer_halts(
         assert (size, policy.on_poison) == (1, "dead_letter")
         assert not isinstance(outcome, AskedToWait | Broken)
     if isinstance(outcome, Broken):
-        assert isinstance(decision, Halt)
+        assert decision == Halt(state.failures + 1)
     if isinstance(outcome, AskedToWait):
         assert isinstance(decision, Retry)
 

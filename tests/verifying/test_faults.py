@@ -29,7 +29,7 @@ from penstock.records import Epoch, Offset, Place, Shard, ShardName
 from penstock.streaming import tick
 from penstock.streaming.publisher import Publisher
 from penstock.verifying import bounds, verification
-from penstock.verifying.comparing import FindingKind
+from penstock.verifying.comparing import FindingKind, VerificationRange
 from penstock.verifying.verification import Verified
 
 SHARD = ShardName("things", Shard(0))
@@ -478,3 +478,36 @@ def test_what_is_not_kept_is_counted(world: World, set_constants: SetConstants) 
 
     assert len(done.findings) == 2
     assert done.counts == {FindingKind.CHANGED: 3, FindingKind.SURPLUS: 7}
+
+
+def test_a_repeated_entry_does_not_fill_the_gap_of_another_log(world: World) -> None:
+    """The log before it lacks records of higher offsets."""
+    another = ShardName("another", Shard(0))
+    register_channel(Store(world.connection), Log("another", shards=1, entries="plain"))
+    for _ in range(TICKS):
+        world.connection.execute(STAGE.replace("things", "another").encode())
+        tick(Store(world.connection))
+    rows = world.connection.execute(READ.replace("records ", "records WHERE channel = 'another' ").encode()).fetchall()
+    last = Batch(another, Epoch(1), Offset(RECORDS - 1), True, Columns.pack(rows[-2:]))
+    append_together(world.client, "penstock", [last.stored_as("plain")])
+    one_more(world, 2)
+
+    found = [(each.channel, *wrong) for each in world.verified().findings for wrong in [(each.kind, each.offset)]]
+    assert sorted(found) == [("another", FindingKind.MISSING, 1), ("things", FindingKind.DOUBLED, 2)]
+
+
+def test_the_largest_record_of_a_range_is_found_beside_another_log_of_other_ticks(
+    world: World, set_constants: SetConstants
+) -> None:
+    world.connection.execute(
+        "INSERT INTO penstock.journal (channel, shard, first_offset, last_offset, record_ids, epoch) "
+        "SELECT 'others', shard, first_offset + 1, last_offset + 1, record_ids, epoch FROM penstock.journal"
+    )
+    set_constants("verifying.verification", BYTES_A_READ=100)
+
+    def read_at_a_time() -> int:
+        return verification.offsets_a_read(Store(world.connection), VerificationRange(SHARD, 1, 2, RECORDS))
+
+    assert read_at_a_time() > 1
+    world.execute("UPDATE penstock.staged_records SET data = to_jsonb(repeat('x', 200)) WHERE id = %(id)s", 2)
+    assert read_at_a_time() == 1
