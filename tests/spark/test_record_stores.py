@@ -13,13 +13,16 @@ import redis
 from fixtures.constants import SetConstants
 from fixtures.flow import stage_rows
 from fixtures.logs import FilledLog
-from penstock import Log, Pipeline
+from penstock import Ick, Log, Pipeline
 from penstock.channels.log.streams import evict
 from penstock.channels.routing import log_keys
 from penstock.database.connections import Connection
+from penstock.database.registry import register_channel
+from penstock.database.store import Store
 from penstock.errors import Gap, ServerUnavailable
 from penstock.records import Offset, OffsetRange, Shard, ShardName
 from penstock.spark.sources import LogDataSource, record_store
+from penstock.spark.sources.dirty_members import IckOptions
 from penstock.spark.sources.record_columns import ARROW_SCHEMA
 from penstock.spark.sources.record_readers import BatchReader, StreamReader
 from penstock.spark.sources.record_store import JournalStore, LogStore, RecordStore, RetryingStore
@@ -83,6 +86,18 @@ def test_the_ends_of_a_query_of_the_journal_fall_anywhere(
 
     for first, last in [(1, TAIL), (1, 1), (2, 4), (2, 5), (2, 6), (TAIL, TAIL), (5, 4)]:
         assert [at for at, _ in read(store, shard, first, last)] == list(range(first, last + 1))
+
+
+def test_shards_are_looked_up_of_an_ick_by_its_name_and_of_logs_by_a_pattern(
+    connection: Connection, database_url: str, redis_url: str
+) -> None:
+    servers = {"databaseUrl": database_url, "redisUrl": redis_url}
+    for channel in (Ick("rides-index", shards=3), Log("rides", shards=2)):
+        register_channel(Store(connection), channel)
+    logs = Options.parse("penstock.log", {"subscribePattern": "rides.*"} | servers, streaming=False)
+
+    assert [*IckOptions.parse({"channel": "rides-index"} | servers).names()] == [0, 1, 2]
+    assert {shard.channel for shard in record_store.read_shards(logs, logs.subscription, None)} == {"rides"}
 
 
 EVICTED = {"nothing": 1, "an entry": 2, "some": 10, "all but the last": 12, "all": TAIL + 1}

@@ -127,7 +127,7 @@ class Publishing(RuleBasedStateMachine):
             inline = 0 if ticked is None else ticked.sequenced
             assert added <= MOST + inline
             return
-        assert {*done.healed} == {shard for shard in lacking if beliefs[shard] > before[shard]}
+        assert sorted(done.healed) == sorted(shard for shard in lacking if beliefs[shard] > before[shard])
         self.check_known(done, lacking, targets, beliefs, before)
         added = self.note(targets, publisher.publish())
         for shard in lacking:
