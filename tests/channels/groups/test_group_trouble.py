@@ -289,6 +289,22 @@ def test_keys_that_hold_something_else_are_refused_and_not_changed(
     assert redis_client.get(CURSOR) == b"4"
 
 
+def test_states_of_a_log_that_begins_with_something_else_are_refused(
+    work: GroupedLog, reader: Reader, redis_client: redis.Redis
+) -> None:
+    work.append(2)
+    work.append(2)
+    entries: Any = redis_client.xrange(work.stream())
+    (first_id, _), *others = entries
+    redis_client.delete(work.stream())
+    redis_client.xadd(work.stream(), {"a": "b"}, first_id)
+    for entry_id, fields in others:
+        redis_client.xadd(work.stream(), fields, entry_id)
+
+    with pytest.raises(ForeignLog, match="the first entry"):
+        reader().states()
+
+
 def test_a_damaged_entry_costs_no_record_of_another_one(
     packed: GroupedLog, reader: Reader, redis_client: redis.Redis
 ) -> None:
