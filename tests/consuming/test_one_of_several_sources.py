@@ -578,8 +578,9 @@ def test_a_dead_letter_of_a_source_is_written_and_passed(regions: Regions, redis
     assert len(noted) > 6
 
 
+@pytest.mark.parametrize("field", [b"data", b"headers"])
 def test_a_damaged_payload_is_dead_lettered_as_the_journal_of_its_source_has_it(
-    regions: Regions, redis_client: redis.Redis
+    regions: Regions, redis_client: redis.Redis, field: bytes
 ) -> None:
     @regions.pipeline.consumer(reads=Log("things", sources=["eu", "us"]), attempts=1)
     def picky(session: Session, records: Sequence[Record]) -> None:
@@ -598,12 +599,12 @@ def test_a_damaged_payload_is_dead_lettered_as_the_journal_of_its_source_has_it(
                     redis_client,
                     stream,
                     -1,
-                    lambda fields, _: fields.update({b"data": fields[b"data"].replace(b"{", b"[")}),
+                    lambda fields, _: fields.update({field: fields[b"data"].replace(b"{", b"[")}),
                 )
         worker.drain()
 
-    staged = regions.eu.rows("SELECT key, data FROM penstock.staged_records ORDER BY key")
-    assert regions.rows("SELECT key, data FROM penstock.dead_letters ORDER BY key") == staged
+    staged = regions.eu.rows("SELECT key, data, headers FROM penstock.staged_records ORDER BY key")
+    assert regions.rows("SELECT key, data, headers FROM penstock.dead_letters ORDER BY key") == staged
     assert len(staged) == 3
 
 
