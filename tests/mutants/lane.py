@@ -64,6 +64,8 @@ class Lane:
                 show(f"{test.nodeid} fails without the mutant, too, and is left out from now on: {failure}")
                 self._items.pop(test.nodeid, None)
                 failed_after += 1
+                if failed_after >= SPOILED:
+                    break
                 outcome, test = self._try(mutant)  # either the mutant has left something behind, or the test has
                 outcome.result = "caught" if test is not None else "undecided"
             self.outcomes.append(outcome)
