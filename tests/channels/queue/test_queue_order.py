@@ -10,6 +10,8 @@ import pytest
 
 from fixtures.queues import Probe
 from penstock.channels.queue import NewMessage
+from penstock.channels.queue.inspection import busiest_tenants
+from penstock.records import Shard, ShardName
 
 
 def numbered(probe: Probe, numbers: range, **fields: Any) -> list[str]:
@@ -109,6 +111,17 @@ def test_a_new_message_follows_what_is_left_of_its_key(key: str, remove: Remove,
     order = probe.drain()
     assert [each for each in order if not each.startswith("b")] == ["0", "1", "new"]
     assert order.index("new") <= 6
+
+
+@pytest.mark.parametrize("key", ["", "a"])
+def test_what_is_removed_no_longer_waits(key: str, remove: Remove, probe: Probe) -> None:
+    write(probe, key, "0", "1")
+    remove(probe, write(probe, key, *range(2, 12), ends=True))
+
+    [tenant], _ = busiest_tenants(probe.client, "penstock", [ShardName("jobs", Shard(0))], 10)
+    assert (tenant.waiting, tenant.in_flight) == (2, 0)
+    assert probe.drain() == ["0", "1"]
+    assert busiest_tenants(probe.client, "penstock", [ShardName("jobs", Shard(0))], 10) == ([], True)
 
 
 @pytest.mark.parametrize("key", ["", "a"])
