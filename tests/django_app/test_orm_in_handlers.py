@@ -516,3 +516,26 @@ def test_a_time_limit_cancels_a_statement_of_the_orm(bench: Bench, db: Any, data
 
     assert cancelled == ["canceling statement due to user request"]
     assert len(bench.letters) == 1
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_job_of_a_handler_without_a_session_is_committed_by_the_orm(
+    bench: Bench, db: Any, face: str, database_url: str, redis_url: str
+) -> None:
+    working = DjangoPipeline([JOBS])
+
+    def handler(job: Any) -> None:
+        with db.connection.cursor() as cursor:
+            cursor.execute("INSERT INTO public.effects (job, attempt) VALUES (%s, 1)", [job.id])
+        db.connection.close()
+
+    async def handler_async(job: Any) -> None:
+        await sync_to_async(handler)(job)
+
+    working.worker(reads=JOBS, name="receipts", attempts=1)(handler if face == "sync" else handler_async)
+    [number] = bench.stage()
+    worker = QueueWorker(WorkerSetup(working, working.get_consumer("receipts"), database_url, redis_url))
+    worker.drain(lambda _: check_now(worker))
+    worker.close()
+
+    assert (bench.effects, bench.letters, bench.unfinished) == ([number], [], [])
