@@ -261,6 +261,20 @@ def test_whoever_follows_a_log_takes_no_connection_to_postgres(see_as: As, set_c
 
 
 @pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize("name", ["things", "index", "jobs"])
+def test_contents_show_keys_and_tenants_to_whom_may_see_them(see_as: As, name: str) -> None:
+    shown, hidden = (
+        see_as(*rights).get(f"/channels/{name}/contents.json").json() for rights in (("see", "keys"), ("see",))
+    )
+    named = ("key", "tenant") if name == "jobs" else ("key",)
+
+    assert shown
+    assert len(hidden) == len(shown)
+    assert all(HIDDEN not in {each[field] for field in named} for each in shown)
+    assert all({each[field] for field in named} == {HIDDEN} for each in hidden)
+
+
+@pytest.mark.usefixtures("scene")
 def test_a_page_that_has_not_changed_is_not_sent_again(see_as: As) -> None:
     client = see_as(*RIGHTS)
     first = client.get("/consumers/applies")
