@@ -105,7 +105,8 @@ class Lane:
         began, passed = monotonic(), 0
         with suppress(CannotSwap), mistake(mutant, mutant.make((ROOT / mutant.path).read_text()) or ""):
             for test in tests:
-                if failure := self._run(test, max(20, 6 * self._recorded.durations.get(test.nodeid, LIMIT_S))):
+                known_s = self._recorded.durations.get(test.nodeid)
+                if failure := self._run(test, LIMIT_S if known_s is None else max(20, 6 * known_s)):
                     if FULL in failure:
                         return Outcome(mutant, "undecided", failure), test
                     return Outcome(mutant, "caught", f"<- {test.nodeid}"), test

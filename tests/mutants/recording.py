@@ -15,6 +15,8 @@ from mutants.mutations import ROOT
 from mutants.swapping import record_blocks
 
 KEPT = ROOT / ".mutants"
+COMPLETE = KEPT / "complete"
+"""There after a run of all tests, but not after one that was interrupted."""
 
 
 @dataclass

@@ -492,8 +492,8 @@ def test_a_repeated_entry_does_not_fill_the_gap_of_another_log(world: World) -> 
     append_together(world.client, "penstock", [last.stored_as("plain")])
     one_more(world, 2)
 
-    found = [(each.channel, *wrong) for each in world.verified().findings for wrong in [(each.kind, each.offset)]]
-    assert sorted(found) == [("another", FindingKind.MISSING, 1), ("things", FindingKind.DOUBLED, 2)]
+    found = sorted((each.channel, each.kind, each.offset) for each in world.verified().findings)
+    assert found == [("another", FindingKind.MISSING, 1), ("things", FindingKind.DOUBLED, 2)]
 
 
 def test_the_largest_record_of_a_range_is_found_beside_another_log_of_other_ticks(
